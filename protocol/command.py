@@ -1,0 +1,226 @@
+"""The boundary between a command and its user: options, logs, signals, exit codes.
+
+Exit codes: 0 done · 1 failed · 2 bad usage or input · 130 interrupted. An error is one line on stderr;
+a traceback only with `--debug`. Logs go to stderr, results to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+import json
+import logging
+import re
+import signal
+import sys
+import tomllib
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+import uvloop
+
+from blocktrain.protocol.errors import BlocktrainError, UsageError
+from blocktrain.protocol.schema import from_mapping
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What every command understands."""
+
+    config: Annotated[str, tyro.conf.arg(metavar="FILE.toml")] = ""
+    """Read options from this TOML file; the command line wins."""
+    debug: bool = False
+    """Log everything, libraries included, and show tracebacks."""
+    version: bool = False
+    """Print the version and exit."""
+
+
+O = TypeVar("O", bound=CommonOptions)  # noqa: E741
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Name, purpose and an example of a command, for its help."""
+
+    name: str
+    purpose: str
+    example: str
+
+
+def run_command(
+    command: Command,
+    options_type: type[O],
+    main: Callable[[O], Awaitable[int]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parse options, run `main` in uvloop's event loop, turn errors into one line and an exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        options = parse_options(command, options_type, arguments)
+        if options.version:
+            print(f"{command.name} {program_version()}")
+            return 0
+        set_up_logging(options.debug)
+        return uvloop.run(_cancel_on_sigterm(main(options)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(f"{command.name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 1
+    except BaseException as error:  # noqa: BLE001  the last frame: nothing above could handle it
+        known = first_known(error)
+        if debug:
+            traceback.print_exc()
+        if known is not None:
+            print(f"{command.name}: error: {known}", file=sys.stderr)
+            return known.exit_code
+        if isinstance(error, SystemExit):
+            return int(error.code or 0)
+        if not debug:
+            print(
+                f"{command.name}: internal error: {_describe(error)}; run again with --debug", file=sys.stderr
+            )
+        return 1
+
+
+def parse_options(command: Command, options_type: type[O], arguments: Sequence[str]) -> O:
+    """Options from a command line and the TOML file that it may name.
+
+    Raises:
+        UsageError: one line that names the option.
+    """
+    default = options_type()
+    path = _value_of("--config", arguments)
+    if path:
+        default = dataclasses.replace(default, **_read_config(Path(path), options_type))
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(
+                options_type,
+                prog=command.name,
+                description=f"{command.purpose}\n\nExample:\n  {command.example}",
+                args=_merge_repeated(options_type, arguments),
+                default=default,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(f"{_flatten(captured.getvalue())} (see {command.name} --help)") from None
+
+
+def program_version() -> str:
+    """The installed version of blocktrain."""
+    return importlib.metadata.version("blocktrain")
+
+
+def set_up_logging(debug: bool) -> None:
+    """Text logs on stderr; our own from INFO on, the libraries' from ERROR on; with `debug` everything."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s"
+        if not debug
+        else "%(asctime)s %(levelname)s %(name)s %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    if not debug:
+        for name in ("hivemind", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL if name == "hivemind" else logging.ERROR)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(document, allow_nan=False), flush=True)
+
+
+def first_known(error: BaseException) -> BlocktrainError | None:
+    """The first error of ours in an exception or a (nested) group of them, if all of it is known."""
+    if isinstance(error, BlocktrainError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for e in error.exceptions if (known := first_known(e)) is not None), None)
+    return None
+
+
+async def _cancel_on_sigterm(work: Awaitable[int]) -> int:
+    """Let SIGTERM end a command as Ctrl-C does; commands that stop in their own way replace the handler."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
+
+
+def _describe(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _read_config(path: Path, options_type: type[O]) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: not valid TOML: {error}") from None
+    data = {str(name).replace("-", "_"): value for name, value in data.items()}
+    try:
+        options = from_mapping(options_type, data, error=UsageError)
+    except UsageError as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    return {name: getattr(options, name) for name in data}
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    for this, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if this == option:
+            return following
+        if this.startswith(f"{option}="):
+            return this.partition("=")[2]
+    return ""
+
+
+def _merge_repeated(options_type: type[O], arguments: Sequence[str]) -> list[str]:
+    """Let an option that takes several values be repeated: tyro alone would keep only the last ones."""
+    several = {
+        f"--{f.name.replace('_', '-')}"
+        for f in dataclasses.fields(options_type)
+        if isinstance(f.default, tuple)
+    }
+    merged: dict[str, list[str]] = {}
+    rest: list[str] = []
+    target = rest
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in several:
+            target = merged.setdefault(name, [])
+            if equals:
+                target.append(value)
+        elif argument.startswith("--"):
+            target = rest
+            rest.append(argument)
+        else:
+            target.append(argument)
+    return [*rest, *(word for name, values in merged.items() for word in (name, *values))]
+
+
+def _flatten(box: str) -> str:
+    """The message inside tyro's framed error, as one line."""
+    lines: Iterator[str] = (line.strip(" │╭╮╰╯") for line in box.splitlines())
+    texts = [line for line in lines if line and not re.fullmatch(r"─*( [^─]+ )?─*", line)]
+    kept = [t for t in texts if not t.startswith(("For full helptext", "Argument helptext", "Got errors"))]
+    return " ".join(kept)[:300] or "bad usage"

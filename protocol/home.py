@@ -1,0 +1,67 @@
+"""The folder in which a node keeps its identity and checkpoints, held by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from blocktrain.protocol.errors import HomeError
+
+DEFAULT_PARENT = Path("~/.blocktrain")
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def hold_home(chosen: str, kind: str) -> Iterator[Path]:
+    """A folder that no other process holds meanwhile, made if need be.
+
+    That is the chosen one, or else the first free one of `~/.blocktrain/<kind>-1`, `-2`, …
+
+    Raises:
+        HomeError: it can't be made or written, or another process holds the chosen one.
+    """
+    if chosen:
+        candidates: Iterator[Path] = iter([Path(chosen).expanduser()])
+    else:
+        candidates = (DEFAULT_PARENT.expanduser() / f"{kind}-{n}" for n in itertools.count(1))
+    for folder in candidates:
+        lock = _try_lock(folder)
+        if lock is not None:
+            try:
+                yield folder
+            finally:
+                os.close(lock)  # and with it the lock; the kernel does the same after a kill
+            return
+    raise HomeError(
+        f"{chosen} is in use by process {_holder(Path(chosen).expanduser())}; give another --home"
+    )
+
+
+def _try_lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, or None when another process does. Raises: HomeError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise HomeError(f"{folder}: can't be written: {error.strerror}; choose another --home") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError as error:
+        os.close(descriptor)
+        raise HomeError(f"{folder}: can't be written: {error.strerror}; choose another --home") from None
+    return descriptor
+
+
+def _holder(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (folder / _LOCK).read_text()[:10] or "?"
+    return "?"
