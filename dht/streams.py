@@ -1,0 +1,191 @@
+"""Framed messages on libp2p streams between nodes of one run.
+
+The transport is authenticated: a stream's `peer_id` can't be spoofed. Whatever goes wrong on a stream
+is a PeerError; whatever a peer sends that doesn't fit is too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+
+from blocktrain.dht.swarm import Swarm
+from blocktrain.protocol import keys, messages
+from blocktrain.protocol.errors import BlocktrainError, MessageError, PeerError
+from blocktrain.protocol.messages import PREFIX, Abort, Refused
+
+log = logging.getLogger(__name__)
+OPEN_TIMEOUT_S = 10.0
+IDLE_TIMEOUT_S = 20.0
+"""A peer that neither sends nor takes a byte for this long is given up."""
+MAX_INCOMING = 256
+"""Streams that are served at once; more are closed at once, so a flood costs no memory."""
+_TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
+
+T = TypeVar("T")
+
+
+class Stream:
+    """One stream to one peer, with bytes counted into the meter under its purpose."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        purpose: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        meter: Counter[tuple[str, str]],
+    ) -> None:
+        self.peer_id = peer_id
+        self.purpose = purpose
+        self._reader, self._writer, self._meter = reader, writer, meter
+
+    async def send(
+        self, message: messages.Message, payload: bytes | memoryview = b"", timeout_s: float = IDLE_TIMEOUT_S
+    ) -> None:
+        """Send one frame. Raises: PeerError."""
+        head = messages.encode(message, len(payload))
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(head)
+                if payload:
+                    self._writer.write(payload)
+                await self._writer.drain()
+        except TimeoutError:
+            raise PeerError(self.peer_id, f"took nothing for {timeout_s:.0f} s ({self.purpose})") from None
+        except _TRANSPORT_ERRORS as error:
+            raise PeerError(
+                self.peer_id, f"connection lost ({self.purpose}: {error or type(error).__name__})"
+            ) from None
+        self._meter["sent", self.purpose] += len(head) + len(payload)
+
+    async def receive(self, max_payload: int = 0, timeout_s: float = IDLE_TIMEOUT_S) -> tuple[Any, bytes]:
+        """Receive one frame of at most `max_payload` bytes of payload. Raises: PeerError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                prefix = await self._reader.readexactly(PREFIX.size)
+                header_bytes, payload_bytes = messages.decode_prefix(prefix, max_payload)
+                message = messages.decode(await self._reader.readexactly(header_bytes))
+                payload = await self._reader.readexactly(payload_bytes)
+        except TimeoutError:
+            raise PeerError(self.peer_id, f"silent for {timeout_s:.0f} s ({self.purpose})") from None
+        except MessageError as error:
+            raise PeerError(self.peer_id, f"sent nonsense ({self.purpose}: {error})") from None
+        except _TRANSPORT_ERRORS:
+            raise PeerError(self.peer_id, f"connection lost ({self.purpose})") from None
+        self._meter["received", self.purpose] += PREFIX.size + header_bytes + payload_bytes
+        return message, payload
+
+    async def expect(
+        self, kind: type[T], max_payload: int = 0, timeout_s: float = IDLE_TIMEOUT_S
+    ) -> tuple[T, bytes]:
+        """Receive one frame that must be of this kind.
+
+        Raises:
+            PeerError: it is another kind; a refusal's reason is passed on. An abort names its culprit.
+        """
+        message, payload = await self.receive(max_payload, timeout_s)
+        if isinstance(message, kind):
+            return message, payload
+        if isinstance(message, Refused):
+            raise PeerError(self.peer_id, f"refused: {message.reason}")
+        if isinstance(message, Abort):
+            raise PeerError(message.culprit or self.peer_id, f"round given up: {message.reason}")
+        raise PeerError(
+            self.peer_id, f"sent {type(message).__name__} instead of {kind.__name__} ({self.purpose})"
+        )
+
+    async def refuse(self, reason: str) -> None:
+        """Tell the peer, if it still listens, that its request can't be served."""
+        with contextlib.suppress(PeerError):
+            await self.send(Refused(reason[:500]), timeout_s=2.0)
+
+    async def abort(self, reason: str, culprit: str = "") -> None:
+        """Tell the peer, if it still listens, that the round is over for us, and whose fault it was."""
+        with contextlib.suppress(PeerError):
+            await self.send(Abort(reason[:500], culprit[:128]), timeout_s=2.0)
+
+    def close(self) -> None:
+        """Close at once; the other side sees the end of the stream."""
+        with contextlib.suppress(*_TRANSPORT_ERRORS):
+            self._writer.close()
+
+
+Handler = Callable[[Stream], Awaitable[None]]
+
+
+class Streams:
+    """Opens streams to peers of one run and serves theirs. `meter` counts bytes by direction and purpose."""
+
+    def __init__(self, swarm: Swarm, fingerprint: str) -> None:
+        self.swarm = swarm
+        self.fingerprint = fingerprint
+        self.meter: Counter[tuple[str, str]] = Counter()
+        self._serving: set[asyncio.Task[Any]] = set()
+
+    def bytes(self, direction: str) -> int:
+        """All bytes `sent` or `received` on streams so far: payloads and headers, not TLS or the DHT."""
+        return sum(count for (way, _), count in self.meter.items() if way == direction)
+
+    async def serve(self, purpose: str, handler: Handler) -> None:
+        """Call `handler` for every stream that a peer opens for this purpose."""
+
+        async def on_stream(
+            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.meter)
+            task = asyncio.current_task()
+            if task is None or len(self._serving) >= MAX_INCOMING:
+                stream.close()
+                return
+            self._serving.add(task)
+            try:
+                await handler(stream)
+            except asyncio.CancelledError:  # by aclose; this is the task's outermost frame
+                return
+            except BlocktrainError as error:
+                log.debug("serving %s: %s", purpose, error)
+            except Exception:
+                log.exception("serving %s to %s failed", purpose, stream.peer_id)
+            finally:
+                self._serving.discard(task)
+                stream.close()
+
+        name = keys.stream(self.fingerprint, purpose)
+        await self.swarm.p2p.add_binary_stream_handler(name, on_stream)
+
+    @contextlib.asynccontextmanager
+    async def open(self, peer_id: str, purpose: str, addresses: Sequence[str] = ()) -> AsyncIterator[Stream]:
+        """A stream to a peer, closed at the end of the block. Raises: PeerError when it can't be opened."""
+        name = keys.stream(self.fingerprint, purpose)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self.swarm.connect(peer_id, addresses)
+                call = self.swarm.p2p.call_binary_stream_handler
+                _, reader, writer = await call(PeerID.from_base58(peer_id), name)
+        except TimeoutError:
+            self.swarm.forget_connection(peer_id)
+            raise PeerError(peer_id, f"no stream within {OPEN_TIMEOUT_S:.0f} s ({purpose})") from None
+        except (*_TRANSPORT_ERRORS, ValueError) as error:
+            self.swarm.forget_connection(peer_id)
+            raise PeerError(
+                peer_id, f"can't be reached ({purpose}: {' '.join(str(error).split())[:160]})"
+            ) from None
+        stream = Stream(peer_id, purpose, reader, writer, self.meter)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    async def aclose(self) -> None:
+        """End all streams that are being served."""
+        for task in tuple(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
