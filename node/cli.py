@@ -1,0 +1,135 @@
+"""`blocktrain-node`: hold and train one block of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from blocktrain.dht.daemon import DaemonConfig
+from blocktrain.dht.session import Session, open_session
+from blocktrain.dht.swarm import JoinConfig
+from blocktrain.model.bands import noise_bands
+from blocktrain.model.text import BatchStream, Text, open_text, split
+from blocktrain.model.train_step import Learner
+from blocktrain.node.acquire import acquire_state
+from blocktrain.node.events import EventLog, open_events
+from blocktrain.node.options import NodeOptions
+from blocktrain.node.placement import choose_block, parse_block
+from blocktrain.node.preflight import check_room, describe_text, estimate_needs, pick_device, set_threads
+from blocktrain.node.service import Limits, Node
+from blocktrain.node.trainer import Trainer, TrainingThread
+from blocktrain.protocol.addresses import parse_address, parse_addresses
+from blocktrain.protocol.command import Command, run_command
+from blocktrain.protocol.errors import UsageError
+from blocktrain.protocol.home import hold_home
+from blocktrain.protocol.identity import load_or_create_identity
+from blocktrain.protocol.stop import Stop, stop_signals
+
+log = logging.getLogger(__name__)
+COMMAND = Command(
+    "blocktrain-node",
+    "Hold and train one block of a run, together with others.",
+    "blocktrain-node --initial-peers /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo… --data my.txt",
+)
+CHOICE_JITTER_S = 1.5
+
+
+def main() -> None:
+    """Entry point of the command."""
+    sys.exit(run_command(COMMAND, NodeOptions, run))
+
+
+async def run(options: NodeOptions) -> int:
+    """Run a node until it is stopped."""
+    peers = parse_addresses(options.initial_peers)
+    if not peers:
+        raise UsageError(
+            "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
+        )
+    if not options.data:
+        raise UsageError("--data is missing: name a file, a folder or a glob of text to train on")
+    text = open_text(options.data)
+    with (
+        hold_home(options.home, "node") as home,
+        open_events(options.events) as events,
+        stop_signals() as stop,
+    ):
+        identity = load_or_create_identity(home / "identity.key")
+        log.info("identity %s, kept in %s", identity.peer_id, home / "identity.key")
+        daemon = DaemonConfig(
+            home / "identity.key",
+            tuple(parse_address(a, listening=True) for a in options.listen),
+            tuple(parse_address(a, listening=True) for a in options.announce),
+        )
+        config = JoinConfig(daemon, peers, options.join_timeout)
+        async with (
+            asyncio.TaskGroup() as group,
+            open_session(identity, config, options.run, group, options.record_ttl) as session,
+        ):
+            await _work(session, options, home, text, events, stop)
+    return 0
+
+
+async def _work(
+    session: Session, options: NodeOptions, home: Path, text: Text, events: EventLog, stop: Stop
+) -> None:
+    """Check what is needed, say what will be done and why, then do it until stopped."""
+    spec = session.spec
+    noise_bands(spec.noise, spec.model.blocks)  # a specification that leaves no noise to train on ends here
+    train, heldout = split(text, spec.model.context)
+    device, threads = pick_device(options.device), set_threads(options.threads)
+    block, reason = await _pick_block(session, options.block)
+    learner = Learner.initial(spec, block, torch.device("cpu"))
+    parameters = sum(p.numel() for p in learner.parameters)
+    room = check_room(estimate_needs(spec, parameters), home)
+    model = spec.model
+    shape = (
+        f"{model.blocks} blocks of {model.layers} layers, d_model {model.d_model}, context {model.context}"
+    )
+    log.info("run %s (fingerprint %s): %s", spec.name, spec.fingerprint, shape)
+    log.info("reachable at %s", " ".join(await session.swarm.addresses()))
+    log.info("block %d: %s", block, reason)
+    log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
+    log.info("text %s: %s", text.name, describe_text(train, heldout))
+    if options.check:
+        log.info("everything needed is here; leave out --check to train")
+        return
+    with contextlib.closing(TrainingThread()) as thread:
+        trainer = await thread.call(_make_trainer, session, block, device, train)
+        folder = home / f"{spec.name}-{spec.fingerprint[:12]}" / f"block-{block}"
+        origin = await acquire_state(session, trainer, thread, folder)
+        log.info("state from %s", origin)
+        events.write(
+            "started", peer_id=session.swarm.peer_id, block=block, round=trainer.round, parameters=parameters,
+            addresses=await session.swarm.addresses(), origin=origin,
+        )  # fmt: skip
+        stop.work_begins()
+        node = Node(session, trainer, thread, folder, events)
+        await node.run(stop.asked, Limits(options.rounds, options.wait_for))
+
+
+def _make_trainer(session: Session, block: int, device: torch.device, train: Text) -> Trainer:
+    spec, peer_id = session.spec, session.swarm.peer_id
+    stream = BatchStream(
+        train, context=spec.model.context, batch_size=spec.optimizer.batch, seed=spec.seed, peer_id=peer_id
+    )
+    return Trainer(Learner.initial(spec, block, device), stream, peer_id)
+
+
+async def _pick_block(session: Session, wanted: str) -> tuple[int, str]:
+    chosen = parse_block(wanted, session.spec.model.blocks)
+    if chosen is not None:
+        return chosen, "asked for with --block"
+    rng = random.Random()
+    await asyncio.sleep(rng.uniform(0.0, CHOICE_JITTER_S))  # newcomers that start together see each other
+    return choose_block(await session.directory.holders(), rng)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a node needs and what the machine has, found out before anything is joined."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from blocktrain.model.text import Text
+from blocktrain.protocol.errors import HomeError, UsageError
+from blocktrain.protocol.spec import RunSpec
+
+CHECKPOINTS_ON_DISK = 3
+"""The two that are kept and the one being written."""
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device to train on. Raises: UsageError when the machine lacks the one that is wanted."""
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        wanted = next(name for name in ("cuda", "mps", "cpu") if present[name])
+    kind = wanted.partition(":")[0]
+    if kind not in present:
+        raise UsageError(f"--device {wanted!r}: use auto, cpu, cuda or mps")
+    if not present[kind]:
+        raise UsageError(f"--device {wanted}: torch finds no such device here; use --device cpu")
+    try:
+        return torch.device(wanted)
+    except RuntimeError as error:
+        raise UsageError(f"--device {wanted!r}: {str(error).splitlines()[0]}") from None
+
+
+def set_threads(wanted: int) -> int:
+    """Let torch use this many cores (0: all) and say how many that is. Raises: UsageError."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not 0 <= wanted <= 4 * cores:
+        raise UsageError(
+            f"--threads {wanted}: this machine has {cores} cores; give 1 to {cores}, or 0 for all"
+        )
+    torch.set_num_threads(wanted or cores)
+    return wanted or cores
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory and disk that one block takes, in bytes."""
+
+    parameters: int
+    """Number of parameters of the block and the table."""
+    memory: int
+    disk: int
+
+
+def estimate_needs(spec: RunSpec, parameters: int) -> Needs:
+    """Estimate from the shapes, before anything is allocated.
+
+    In float32: parameters, gradients, two moments, the anchor, and three copies while a round is averaged
+    (snapshot, difference, mean): 8 × 4 bytes a parameter. Activations: about 34 values a layer, token and
+    unit of width, and 6 logits a token and vocabulary entry. 300 MB for the interpreter and libraries.
+    """
+    model, batch = spec.model, spec.optimizer.batch
+    tokens = batch * model.context
+    activations = 4 * tokens * (34 * model.layers * model.d_model + 6 * model.vocabulary_size)
+    return Needs(
+        parameters, 32 * parameters + activations + 300_000_000, CHECKPOINTS_ON_DISK * 16 * parameters
+    )
+
+
+def check_room(needs: Needs, home: Path) -> str:
+    """Compare with what is free, and describe it. Raises: HomeError when the block doesn't fit."""
+    free_memory, free_disk = psutil.virtual_memory().available, shutil.disk_usage(home).free
+    for need, free, what, fix in (
+        (needs.memory, free_memory, "memory", "choose a run with smaller blocks or a larger machine"),
+        (needs.disk, free_disk, f"disk space in {home}", "choose another --home"),
+    ):
+        if need > free:
+            raise HomeError(
+                f"this block needs {need / 1e6:,.0f} MB of {what}, {free / 1e6:,.0f} are free; {fix}"
+            )
+    return (
+        f"{needs.memory / 1e6:,.0f} MB needed, {free_memory / 1e6:,.0f} free; "
+        f"disk {needs.disk / 1e6:,.0f} MB of {free_disk / 1e6:,.0f}"
+    )
+
+
+def describe_text(train: Text, heldout: Text) -> str:
+    """Size of both parts of a text."""
+    documents = len(train.pieces) + len(heldout.pieces)
+    return f"{len(train):,} bytes to train on, {len(heldout):,} held out ({documents} pieces)"
