@@ -180,6 +180,15 @@ class RunSpec:
         """The specification as sorted JSON with all defaults filled in; equal runs give equal bytes."""
         return json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":")).encode()
 
+    def to_toml(self) -> str:
+        """The specification as a run file, with all defaults written out."""
+        fields = self.to_mapping()
+        tables = {name: value for name, value in fields.items() if isinstance(value, dict)}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items() if name not in tables]
+        for table, values in tables.items():
+            lines += ["", f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        return "\n".join(lines) + "\n"
+
     def to_mapping(self) -> dict[str, Any]:
         """All fields, nested, as plain values."""
         return dataclasses.asdict(self)
