@@ -106,7 +106,10 @@ async def find_run(swarm: Swarm, wanted: str | None = None) -> RunSpec:
         raise JoinError(f"this swarm has several runs; choose one with --run: {_listed(runs)}")
     (fingerprint,) = runs
     key = keys.specification(fingerprint)
+    swarm.validator.expect_run(fingerprint, 0)
     content = (await swarm.get([key]))[key]
+    if isinstance(content, dict):  # anyone can store the genuine content again as a dictionary's only entry
+        content = next((item.value for item in content.values()), None)
     if not isinstance(content, bytes):
         raise JoinError(
             f"the specification of run {_listed(runs)} is not in the DHT; is any of its nodes online?"

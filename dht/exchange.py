@@ -25,6 +25,8 @@ from blocktrain.protocol.tensors import WIRE_DTYPES, decode_part, encode_part
 
 log = logging.getLogger(__name__)
 EXCHANGE = "exchange"
+REDUCER_PATIENCE = 2.5
+"""A reducer may be silent this many times longer than a sender, since it waits for the slowest sender."""
 WINDOW = 4
 """Parts that one sender may be ahead of the slowest; bounds the memory of a reducer."""
 
@@ -115,12 +117,13 @@ class GroupExchange:
         for position, span in enumerate(self._mine):
             if position >= WINDOW:
                 await asyncio.shield(self._means[position - WINDOW])
-            values_N = await self._receive_part(stream, span)
+            values_N = await self._receive_part(stream, span, stream.idle_s)
             self._add(position, stream.peer_id, values_N)
 
-    async def _receive_part(self, stream: Stream, span: PartSpan) -> np.ndarray:
+    async def _receive_part(self, stream: Stream, span: PartSpan, timeout_s: float) -> np.ndarray:
         count = span.stop - span.start
-        part, payload = await stream.expect(Part, max_payload=count * WIRE_DTYPES[self.plan.wire].itemsize)
+        limit = count * WIRE_DTYPES[self.plan.wire].itemsize
+        part, payload = await stream.expect(Part, limit, timeout_s)
         if part.index != span.index:
             raise PeerError(stream.peer_id, f"sent part {part.index} where {span.index} was due")
         try:
@@ -164,8 +167,9 @@ class GroupExchange:
             await stream.send(Part(span.index), part)
 
     async def _take_means(self, stream: Stream, spans: Sequence[PartSpan]) -> None:
+        patience_s = REDUCER_PATIENCE * stream.idle_s
         for span in spans:
-            self.mean_N[span.start : span.stop] = await self._receive_part(stream, span)
+            self.mean_N[span.start : span.stop] = await self._receive_part(stream, span, patience_s)
 
     async def _await_served(self) -> None:
         await asyncio.gather(*self._served.values())

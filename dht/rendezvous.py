@@ -22,6 +22,7 @@ from blocktrain.dht.streams import Stream, Streams
 from blocktrain.dht.swarm import dht_time
 from blocktrain.protocol.errors import NetworkError, PeerError, RoundAborted
 from blocktrain.protocol.messages import MAX_GROUP, Begin, Join, Member, Redirect, Waiting
+from blocktrain.protocol.records import MAX_ADDRESSES
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
@@ -149,7 +150,9 @@ class Rendezvous:
         joins = {peer: f.join for peer, f in list(self._followers.items())[: MAX_GROUP - 1]}
         if not joins:
             raise RoundAborted("no other holder came in time", self.others)
-        begin = self._compose({**joins, self._me: join}, await self._streams.swarm.addresses())
+        begin = self._compose(
+            {**joins, self._me: join}, (await self._streams.swarm.addresses())[:MAX_ADDRESSES]
+        )
         return self._tell(joins, begin)
 
     def _tell(self, peers: Iterable[str], word: W) -> W:

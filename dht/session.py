@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.dht.directory import Directory, find_run
 from blocktrain.dht.streams import Streams
 from blocktrain.dht.swarm import JoinConfig, Swarm, join_swarm
-from blocktrain.protocol.errors import JoinError
+from blocktrain.protocol.addresses import parse_addresses
+from blocktrain.protocol.errors import HomeError, JoinError, UsageError
 from blocktrain.protocol.identity import Identity
 from blocktrain.protocol.spec import RunSpec
 
@@ -45,6 +49,44 @@ async def open_session(
             yield Session(swarm, spec, Directory(swarm, spec, ttl_s), streams)
         finally:
             await streams.aclose()
+
+
+@contextlib.asynccontextmanager
+async def visit_run(
+    initial_peers: Sequence[str], run: str, join_timeout_s: float, group: asyncio.TaskGroup
+) -> AsyncIterator[Session]:
+    """A session for a short look: under a throwaway identity, and without serving the DHT.
+
+    The first three are the values of `--initial-peers`, `--run` and `--join-timeout`.
+
+    Raises:
+        UsageError, AddressError: there is no initial peer, or one that isn't an address.
+        HomeError: no temporary file can be made.
+        DaemonError, JoinError, SpecError: as `open_session`.
+    """
+    peers = parse_addresses(initial_peers)
+    if not peers:
+        raise UsageError(
+            "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
+        )
+    with _throwaway_identity() as (identity, path):
+        config = JoinConfig(DaemonConfig(path), peers, join_timeout_s, client_mode=True)
+        async with open_session(identity, config, run, group) as session:
+            yield session
+
+
+@contextlib.contextmanager
+def _throwaway_identity() -> Iterator[tuple[Identity, Path]]:
+    """A new identity and the file, for the daemon to read, that holds it meanwhile."""
+    identity = Identity.generate()
+    try:
+        file = tempfile.NamedTemporaryFile(prefix="blocktrain-visitor-")  # noqa: SIM115 - mode 0600
+        file.write(identity.to_bytes())
+        file.flush()
+    except OSError as error:
+        raise HomeError(f"{tempfile.gettempdir()}: can't be written: {error.strerror}; set TMPDIR") from None
+    with file:
+        yield identity, Path(file.name)
 
 
 async def _find(swarm: Swarm, run: str | None) -> RunSpec:

@@ -23,8 +23,8 @@ from blocktrain.protocol.messages import PREFIX, Abort, Refused
 
 log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
-IDLE_TIMEOUT_S = 20.0
-"""A peer that neither sends nor takes a byte for this long is given up."""
+IDLE_S = 20.0
+"""A peer that does not finish sending or taking a frame within this time is given up."""
 MAX_INCOMING = 256
 """Streams that are served at once; more are closed at once, so a flood costs no memory."""
 _TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
@@ -42,16 +42,17 @@ class Stream:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         meter: Counter[tuple[str, str]],
+        idle_s: float = IDLE_S,
     ) -> None:
-        self.peer_id = peer_id
-        self.purpose = purpose
+        self.peer_id, self.purpose, self.idle_s = peer_id, purpose, idle_s
         self._reader, self._writer, self._meter = reader, writer, meter
 
     async def send(
-        self, message: messages.Message, payload: bytes | memoryview = b"", timeout_s: float = IDLE_TIMEOUT_S
+        self, message: messages.Message, payload: bytes | memoryview = b"", timeout_s: float | None = None
     ) -> None:
         """Send one frame. Raises: PeerError."""
         head = messages.encode(message, len(payload))
+        timeout_s = timeout_s or self.idle_s
         try:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(head)
@@ -66,8 +67,9 @@ class Stream:
             ) from None
         self._meter["sent", self.purpose] += len(head) + len(payload)
 
-    async def receive(self, max_payload: int = 0, timeout_s: float = IDLE_TIMEOUT_S) -> tuple[Any, bytes]:
+    async def receive(self, max_payload: int = 0, timeout_s: float | None = None) -> tuple[Any, bytes]:
         """Receive one frame of at most `max_payload` bytes of payload. Raises: PeerError."""
+        timeout_s = timeout_s or self.idle_s
         try:
             async with asyncio.timeout(timeout_s):
                 prefix = await self._reader.readexactly(PREFIX.size)
@@ -84,7 +86,7 @@ class Stream:
         return message, payload
 
     async def expect(
-        self, kind: type[T], max_payload: int = 0, timeout_s: float = IDLE_TIMEOUT_S
+        self, kind: type[T], max_payload: int = 0, timeout_s: float | None = None
     ) -> tuple[T, bytes]:
         """Receive one frame that must be of this kind.
 
@@ -124,8 +126,9 @@ Handler = Callable[[Stream], Awaitable[None]]
 class Streams:
     """Opens streams to peers of one run and serves theirs. `meter` counts bytes by direction and purpose."""
 
-    def __init__(self, swarm: Swarm, fingerprint: str) -> None:
+    def __init__(self, swarm: Swarm, fingerprint: str, idle_s: float = IDLE_S) -> None:
         self.swarm = swarm
+        self.idle_s = idle_s
         self.fingerprint = fingerprint
         self.meter: Counter[tuple[str, str]] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -140,7 +143,7 @@ class Streams:
         async def on_stream(
             info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.meter)
+            stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.meter, self.idle_s)
             task = asyncio.current_task()
             if task is None or len(self._serving) >= MAX_INCOMING:
                 stream.close()
@@ -178,7 +181,7 @@ class Streams:
             raise PeerError(
                 peer_id, f"can't be reached ({purpose}: {' '.join(str(error).split())[:160]})"
             ) from None
-        stream = Stream(peer_id, purpose, reader, writer, self.meter)
+        stream = Stream(peer_id, purpose, reader, writer, self.meter, self.idle_s)
         try:
             yield stream
         finally:

@@ -24,6 +24,7 @@ from blocktrain.node.placement import choose_block, parse_block
 from blocktrain.node.preflight import check_room, describe_text, estimate_needs, pick_device, set_threads
 from blocktrain.node.service import Limits, Node
 from blocktrain.node.trainer import Trainer, TrainingThread
+from blocktrain.node.work import Work
 from blocktrain.protocol.addresses import parse_address, parse_addresses
 from blocktrain.protocol.command import Command, run_command
 from blocktrain.protocol.errors import UsageError
@@ -110,8 +111,8 @@ async def _work(
             addresses=await session.swarm.addresses(), origin=origin,
         )  # fmt: skip
         stop.work_begins()
-        node = Node(session, trainer, thread, folder, events)
-        await node.run(stop.asked, Limits(options.rounds, options.wait_for))
+        work = Work(session, trainer, thread, folder, events)
+        await Node(work, Limits(options.rounds, options.wait_for)).run(stop.asked)
 
 
 def _make_trainer(session: Session, block: int, device: torch.device, train: Text) -> Trainer:

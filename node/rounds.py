@@ -1,0 +1,127 @@
+"""A node's rounds: when one is due, with whom, and what to do with what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from blocktrain.dht.averager import BlockAverager, Commit, Snapshot
+from blocktrain.dht.directory import Holder
+from blocktrain.dht.swarm import dht_time
+from blocktrain.node.acquire import download_block
+from blocktrain.node.work import Work
+from blocktrain.protocol.errors import NetworkError, RoundAborted
+from blocktrain.protocol.messages import Join
+
+log = logging.getLogger(__name__)
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 30.0
+
+
+class Rounds:
+    """Runs one round after another. `committed` is set whenever the anchor has moved."""
+
+    def __init__(self, work: Work, last: int) -> None:
+        """`last` is the round after which the node has done enough; 0: never."""
+        self._work, self._last = work, last
+        session = work.session
+        self.averager = BlockAverager(session.streams, session.directory, work.block, session.spec.rounds)
+        self.committed = asyncio.Event()
+        self._deadline = 0.0
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until the last round is behind us."""
+        self._set_deadline()
+        while not self._last or self._work.trainer.round < self._last:
+            await self._until_due()
+            try:
+                await self._once()
+            except (RoundAborted, NetworkError) as error:
+                await self._after_failure(error)
+
+    async def _until_due(self) -> None:
+        """Wait for the steps of a round, or for its deadline once there is something to average."""
+        work, spec = self._work, self._work.session.spec
+        wanted = spec.rounds.steps * spec.optimizer.batch
+        while True:
+            samples = work.trainer.progress.samples
+            if samples >= wanted or (samples and dht_time() >= self._deadline):
+                return
+            work.stepped.clear()
+            await work.stepped.wait()
+            work.events.write("steps", **work.status())
+
+    async def _once(self) -> None:
+        """One attempt. Raises: RoundAborted, NetworkError; then nothing has changed."""
+        work = self._work
+        peers = await work.look()
+        if behind := self._out_of_reach(peers):
+            origin = await download_block(work.session, work.trainer, work.thread, behind)
+            log.info("fell behind; took the block over from %s", origin)
+            return await self._after_success("resynced", 1)
+        self.averager.rendezvous.note_holders(peers)
+        if not self.averager.rendezvous.others:
+            return await self._alone()
+        commit, snapshot, samples = await self._average()
+        await work.thread.call(work.trainer.commit, commit.mean_N, commit.round, snapshot, samples)
+        others = len(commit.members) - 1
+        log.info(
+            "round %d: committed with %d other%s in %.2f s (%s)",
+            *(commit.round, others, "" if others == 1 else "s", commit.seconds, work.progress()),
+        )
+        await self._after_success("committed", len(commit.members), round(commit.seconds, 3))
+
+    async def _average(self) -> tuple[Commit, Snapshot, int]:
+        """A group's result, the snapshot that went into it, and the samples that the snapshot had behind it."""
+        work, trainer = self._work, self._work.trainer
+        taken: list[tuple[Snapshot, int]] = []
+
+        async def take_snapshot() -> Snapshot:
+            taken.append((await work.thread.call(trainer.snapshot), trainer.progress.samples))
+            return taken[-1][0]
+
+        join = Join(trainer.round, trainer.anchor, trainer.progress.samples)
+        commit = await self.averager.average(join, self._deadline, take_snapshot)
+        return commit, *taken[-1]
+
+    async def _alone(self) -> None:
+        """Nobody else holds the block: what we have learned is its state."""
+        work, trainer = self._work, self._work.trainer
+        samples = trainer.progress.samples
+        snapshot = await work.thread.call(trainer.snapshot)
+        await work.thread.call(trainer.commit, snapshot.values_N, trainer.round + 1, snapshot, samples)
+        log.info("round %d: alone with block %d (%s)", trainer.round, work.block, work.progress())
+        await self._after_success("solo", 1)
+
+    def _out_of_reach(self, peers: Sequence[Holder]) -> list[Holder]:
+        """Holders that averaging can't catch up with: two rounds ahead, or finished."""
+        own = self._work.trainer.round
+        ahead = [h for h in peers if h.record.round > own + 1 or (0 < self._last <= h.record.round)]
+        return sorted(ahead, key=lambda h: -h.record.round)
+
+    async def _after_success(self, result: str, members: int, seconds: float = 0.0) -> None:
+        work = self._work
+        work.rounds[result] += 1
+        self._failures = 0
+        self._set_deadline()
+        work.news.set()
+        self.committed.set()
+        work.events.write("round", result=result, members=members, seconds=seconds, **work.status())
+        await work.save()
+
+    async def _after_failure(self, error: Exception) -> None:
+        """Pause before the next attempt, the longer the more have failed in a row."""
+        work = self._work
+        work.rounds["aborted"] += 1
+        self._failures += 1
+        log.warning("round %d not committed: %s", work.trainer.round + 1, error)
+        work.events.write("round", result="aborted", reason=str(error), **work.status())
+        if dht_time() >= self._deadline:
+            self._set_deadline()
+        pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
+        await asyncio.sleep(pause * work.rng.uniform(0.5, 1.0))
+
+    def _set_deadline(self) -> None:
+        self._deadline = dht_time() + self._work.session.spec.rounds.deadline_s

@@ -1,0 +1,102 @@
+"""What the parts of a node share: session, trainer, folder, events, and what is known of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blocktrain.dht.directory import Holder
+from blocktrain.dht.session import Session
+from blocktrain.node import checkpoint
+from blocktrain.node.events import EventLog
+from blocktrain.node.trainer import Trainer, TrainingThread
+from blocktrain.node.usage import memory_mb
+from blocktrain.protocol.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Work:
+    """One node at work. `rounds` and `gossips` count what came of them."""
+
+    session: Session
+    trainer: Trainer
+    thread: TrainingThread
+    folder: Path
+    """Where checkpoints go."""
+    events: EventLog
+    rng: random.Random = field(init=False)
+    rounds: Counter[str] = field(default_factory=Counter)
+    gossips: int = 0
+    known: dict[int, tuple[Holder, ...]] = field(default_factory=dict)
+    """Block → holders, when the directory was read last."""
+    stepped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after each slice of training."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the record in the directory is out of date."""
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.session.spec.seed} {self.me}")
+
+    @property
+    def me(self) -> str:
+        """This node's peer id."""
+        return self.session.swarm.peer_id
+
+    @property
+    def block(self) -> int:
+        """The block that this node holds."""
+        return self.trainer.learner.index
+
+    async def look(self) -> tuple[Holder, ...]:
+        """Read the directory; the other holders of our block. Raises: NetworkError."""
+        self.known = await self.session.directory.holders()
+        return tuple(h for h in self.known[self.block] if h.peer_id != self.me)
+
+    def others(self) -> list[Holder]:
+        """All other nodes of the run, as last read."""
+        return [h for h in itertools.chain(*self.known.values()) if h.peer_id != self.me]
+
+    async def save(self) -> None:
+        """Write a checkpoint; a full disk is a warning, not the end."""
+        captured = await self.thread.call(checkpoint.capture, self.trainer)
+        try:
+            await asyncio.to_thread(checkpoint.save, self.folder, captured)
+        except CheckpointError as error:
+            log.warning("checkpoint not saved, training goes on: %s", error)
+
+    def progress(self) -> str:
+        """Step, loss and speed for a log line."""
+        progress = self.trainer.progress
+        ce = "-" if progress.denoising_ce is None else f"{progress.denoising_ce:.3f}"
+        return f"step {progress.step}, denoising CE {ce}, {progress.tokens_per_s:,.0f} tokens/s"
+
+    def status(self) -> dict[str, object]:
+        """Everything that can be counted, for an event."""
+        progress = self.trainer.progress
+        sent: Counter[str] = Counter()
+        for (way, purpose), count in self.session.streams.meter.items():
+            if way == "sent":
+                sent[purpose.partition("-")[0]] += count
+        now_mb, peak_mb = memory_mb()
+        return {
+            "block": self.block,
+            "round": self.trainer.round,
+            "anchor": self.trainer.anchor,
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "tokens_per_s": round(progress.tokens_per_s, 1),
+            "denoising_ce": progress.denoising_ce,
+            "skipped_steps": progress.skipped,
+            "rounds": dict(self.rounds),
+            "gossips": self.gossips,
+            "bytes_sent": dict(sent),
+            "rss_mb": now_mb,
+            "peak_rss_mb": peak_mb,
+        }
