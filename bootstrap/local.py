@@ -119,12 +119,12 @@ class LocalSwarm:
             node.process.send_signal(number)
         await node.process.wait()
 
-    async def start_seed(self) -> None:
+    async def start_seed(self, extra: Sequence[str] = ()) -> None:
         """Start the seed and learn its address. Raises: NetworkError with its own reason."""
         run_file = self.config.home / "run.toml"
         run_file.write_text(self.config.spec.to_toml())
         arguments = ["--publish", str(run_file), "--listen", LOOPBACK, "--json"]
-        arguments += ["--home", str(self.config.home / "seed")]
+        arguments += ["--home", str(self.config.home / "seed"), *extra]
         self._seed, log_file = await self._spawn("blocktrain.bootstrap.cli", arguments, "seed")
         assert self._seed.stdout is not None
         try:

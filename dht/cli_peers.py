@@ -87,7 +87,8 @@ def show(spec: RunSpec, holders: Holders, console: Console) -> None:
     style = "green" if all(holders.values()) else "red"
     console.print(verdict(holders), style=style, highlight=False, soft_wrap=True)
     console.print(f"run {spec.name}, fingerprint {spec.fingerprint}", highlight=False, soft_wrap=True)
-    table = Table("block", "holder", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = Table("block", box=box.SIMPLE_HEAD, show_edge=False, padding=0)  # so that 80 columns are enough
+    table.add_column("holder", no_wrap=True)
     for title in ("round", "lag", "step", "tokens/s", "denoising\nCE", "age s"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("version", no_wrap=True)
@@ -170,3 +171,7 @@ def _blocks(blocks: Sequence[int]) -> str:
     if len(blocks) == 1:
         return f"block {blocks[0]}"
     return f"blocks {', '.join(map(str, blocks[:-1]))} and {blocks[-1]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -8,22 +8,15 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from blocktrain.dht.directory import Holder
 from blocktrain.dht.session import Session
-from blocktrain.dht.state import Download, State
 from blocktrain.node import checkpoint
+from blocktrain.node.fetch import fetch_state, strip_prefix, wanted_block, wanted_table
 from blocktrain.node.progress import transfer_bar
-from blocktrain.node.trainer import BLOCK_PREFIX, Trainer, TrainingThread
-from blocktrain.node.vector import anchor_digest
-from blocktrain.protocol.errors import CheckpointError, TensorError, TransferError
-from blocktrain.protocol.tensors import check_state, decode_state
+from blocktrain.node.trainer import Trainer, TrainingThread
+from blocktrain.protocol.errors import CheckpointError, TransferError
 
 log = logging.getLogger(__name__)
-HEADER_ROOM = 1_000_000
-"""Bytes that a state may have beyond its values."""
 RETRY_S = 3.0
 
 
@@ -58,15 +51,15 @@ async def download_block(
     session: Session, trainer: Trainer, thread: TrainingThread, donors: Sequence[Holder]
 ) -> str:
     """Replace the trainer's block and table by those of the furthest donor. Raises: TransferError."""
-    values, state, donor = await fetch_state(
-        session, trainer.learner.index, "block", donors, _block_of(trainer)
-    )
-    values_N = trainer.vector.join({n.removeprefix(BLOCK_PREFIX): t for n, t in values.items()})
-    if anchor_digest(values_N) != state.anchor:
-        raise TransferError(f"peer {donor[:16]} gave a block that does not fit its anchor's hash")
+    index = trainer.learner.index
+    with transfer_bar(f"block {index}") as bar:
+        wanted = wanted_block(index, trainer.vector)
+        values, state, donor = await fetch_state(session, wanted, donors, bar)
+    values_N = trainer.vector.join(strip_prefix(values))
     await thread.call(trainer.adopt, values_N, state.round)
-    await _download_table(session, trainer, thread, sorted(donors, key=lambda h: h.peer_id != donor))
-    return f"peer {donor[:16]}, round {state.round}"
+    first = sorted(donors, key=lambda h: h.peer_id != donor.peer_id)
+    await _download_table(session, trainer, thread, first)
+    return f"peer {donor.peer_id[:16]}, round {state.round}"
 
 
 async def _download_table(
@@ -74,35 +67,15 @@ async def _download_table(
 ) -> None:
     for donor in donors:
         try:
-            values, _, _ = await fetch_state(
-                session, donor.record.block, "table", [donor], _table_of(trainer)
-            )
-            await thread.call(trainer.set_table, values["table"].numpy())
-            return
+            with transfer_bar("embedding table") as bar:
+                wanted = wanted_table(donor.record.block, trainer.learner.table_VD)
+                values, _, _ = await fetch_state(session, wanted, [donor], bar)
         except TransferError as error:
             log.warning("%s", error)
-    log.warning("no node gave its embedding table; starting from the run's seed, gossip will bring it along")
-
-
-async def fetch_state(
-    session: Session, block: int, what: str, donors: Sequence[Holder], expected: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], State, str]:
-    """Named tensors of a holder's `block` or `table`, checked against `expected`, and who gave them.
-
-    Raises:
-        TransferError: no donor gave a whole and sound state.
-    """
-    limit = sum(t.numel() * t.element_size() for t in expected.values()) + HEADER_ROOM
-    with transfer_bar(f"{what} {block}" if what == "block" else f"table from block {block}") as bar:
-        state, donor = await Download(session.streams, block, what, limit).run(donors, bar)
-    try:
-        tensors, metadata = decode_state(state.data, max_bytes=limit)
-        check_state(tensors, expected)
-    except TensorError as error:
-        raise TransferError(f"peer {donor[:16]} gave an unusable {what} state: {error}") from None
-    if metadata.get("fingerprint") != session.spec.fingerprint:
-        raise TransferError(f"peer {donor[:16]} gave the {what} state of another run")
-    return tensors, state, donor
+        else:
+            await thread.call(trainer.set_table, values["table"].numpy())
+            return
+    log.warning("no node gave its embedding table; gossip will bring it along")
 
 
 def _resume(trainer: Trainer, folder: Path) -> str:
@@ -122,11 +95,3 @@ def _ahead(holders: Sequence[Holder], own_round: int) -> list[Holder]:
     return sorted(
         (h for h in holders if h.record.round > own_round), key=lambda h: (-h.record.round, h.age_s)
     )
-
-
-def _block_of(trainer: Trainer) -> dict[str, Tensor]:
-    return {BLOCK_PREFIX + n: t for n, t in trainer.vector.named(trainer.anchor_N).items()}
-
-
-def _table_of(trainer: Trainer) -> dict[str, Tensor]:
-    return {"table": torch.empty_like(trainer.learner.table_VD, device="cpu")}

@@ -6,9 +6,8 @@ before is used.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blocktrain.node.trainer import BLOCK_PREFIX, Trainer
+from blocktrain.node.fetch import BLOCK_PREFIX
+from blocktrain.node.tensor_file import read_tensors, sync_folder, write_tensors
+from blocktrain.node.trainer import Trainer
 from blocktrain.protocol.errors import CheckpointError, TensorError
-from blocktrain.protocol.tensors import check_state, decode_state, encode_state
+from blocktrain.protocol.tensors import check_state
 
 log = logging.getLogger(__name__)
 FORMAT = 1
 KEEP = 2
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_NUMBERS = ("format", "block", "round", "step", "tokens")
+_NUMBERS = ("block", "round", "step", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,61 +92,32 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         CheckpointError: the disk is full or the folder can't be written; older files are untouched.
     """
-    metadata = {
-        "format": str(FORMAT),
-        "fingerprint": checkpoint.fingerprint,
-        "block": str(checkpoint.block),
-        "round": str(checkpoint.round),
-        "step": str(checkpoint.step),
-        "tokens": str(checkpoint.tokens),
-        "content": _content_hash(checkpoint.tensors),
-    }
+    metadata = {name: str(getattr(checkpoint, name)) for name in ("fingerprint", *_NUMBERS)}
     path = folder / f"{checkpoint.round:08d}.safetensors"
     partial = path.with_suffix(".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(encode_state(checkpoint.tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
+        write_tensors(partial, checkpoint.tensors, metadata, FORMAT)
         partial.replace(path)
-        _sync_folder(folder)
+        sync_folder(folder)
         for old in _files(folder)[KEEP:]:
             old.unlink()
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: can't be written: {error.strerror}") from None
     return path
 
 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint file. Raises: CheckpointError, which names the file and what is wrong with it."""
-    try:
-        data = path.read_bytes()
-        if data.startswith(b"version https://git-lfs"):
-            raise CheckpointError(f"{path}: a git-lfs pointer, not the file itself; run `git lfs pull`")
-        tensors, metadata = decode_state(data, max_bytes=len(data))
-        numbers = {name: int(metadata[name]) for name in _NUMBERS if metadata[name].isdecimal()}
-        if numbers["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: written by another release (format {numbers['format']}, not {FORMAT})"
-            )
-        if metadata["content"] != _content_hash(tensors):
-            raise CheckpointError(f"{path}: damaged: its content does not fit its hash")
-        return Checkpoint(
-            metadata["fingerprint"],
-            numbers["block"],
-            numbers["round"],
-            numbers["step"],
-            numbers["tokens"],
-            tensors,
-        )
-    except OSError as error:
-        raise CheckpointError(f"{path}: can't be read: {error.strerror}") from None
-    except TensorError as error:
-        raise CheckpointError(f"{path}: damaged: {error}") from None
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: its metadata lacks a valid {error}") from None
+    tensors, metadata = read_tensors(path, FORMAT)
+    numbers = {name: metadata.get(name, "") for name in _NUMBERS}
+    for name, text in numbers.items():
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise CheckpointError(f"{path}: not a checkpoint: its metadata has no valid {name}")
+    block, round_number, step, tokens = map(int, numbers.values())
+    return Checkpoint(metadata.get("fingerprint", ""), block, round_number, step, tokens, tensors)
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -172,19 +144,3 @@ def _expected_moments(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         expected[f"moments.{name}.step"] = torch.zeros(())
         expected |= {f"moments.{name}.{kind}": parameter for kind in _MOMENTS[1:]}
     return expected
-
-
-def _content_hash(tensors: Mapping[str, Tensor]) -> str:
-    content = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        content.update(tensor.contiguous().reshape(-1).numpy().data.cast("B"))
-    return content.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from blocktrain.dht.session import visit_run
 from blocktrain.model import ngrams
 from blocktrain.model.composition import MAX_DRAWS, LocalModel, parse_readout
 from blocktrain.model.evaluate import Progress, honest_ce
+from blocktrain.model.sampler import sample_bytes
 from blocktrain.model.text import Bytes, Text, evaluation_windows, open_text, split
 from blocktrain.node.collect import CollectedModel, collect_model
 from blocktrain.node.export import load_export, typed_path
@@ -54,7 +55,9 @@ class EvalOptions(NetworkOptions):
     threads: int = 0
     """Processor cores to compute with; 0: all of them."""
     seed: int = 0
-    """Picks the windows of the text and the noise."""
+    """Picks the windows of the text, the noise and the sample."""
+    sample: Annotated[int, tyro.conf.arg(metavar="BYTES")] = 0
+    """Let the ensemble go on writing from the held-out text for this many bytes, and show that."""
     json: bool = False
     """Print one JSON document instead of a table."""
 
@@ -92,12 +95,17 @@ async def run(options: EvalOptions) -> int:
     readouts = choose_readouts(options.readout, options.draws, model.spec.model.blocks)
     train, heldout = split(text, model.spec.model.context)
     windows = evaluation_windows(heldout, model.spec.model.context, options.bytes, options.seed)
+    sample = await asyncio.to_thread(write_sample, model, windows[0], options.sample, options.seed)
     with count_bar("windows") as bar:
-        result = await _in_thread(bar, model, train, windows, readouts, options.seed)
+        result = await evaluate_in_thread(model, train, windows, readouts, options.seed, bar)
     if options.json:
-        print_json(as_document(result, collected))
+        document = as_document(result, collected)
+        print_json(document | {"sample": sample} if options.sample else document)
     else:
-        show(result, collected, options.data, Console())
+        console = Console()
+        show(result, collected, options.data, console)
+        if options.sample:
+            console.print(f"\nA sample of {options.sample} bytes:\n{sample}", markup=False, highlight=False)
     return 0
 
 
@@ -129,6 +137,34 @@ def evaluate(
     baselines = ngrams.fit(train).cross_entropy(windows)
     ordered = {readout: ce[readout] for readout in readouts}
     return Evaluation(ordered, baselines, len(windows), len(windows) * (windows.shape[1] - 1))
+
+
+async def evaluate_in_thread(
+    model: LocalModel, train: Text, windows: Bytes, readouts: Sequence[str], seed: int, progress: Progress
+) -> Evaluation:
+    """`evaluate` beside the event loop. When cancelled, it ends before the next answer of a block.
+
+    The model is fit for nothing else afterwards.
+    """
+    stopping = threading.Event()
+
+    def stop_if_asked(*_: object) -> None:
+        if stopping.is_set():
+            raise _Stopped
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(stop_if_asked)
+    try:
+        return await asyncio.to_thread(evaluate, model, train, windows, readouts, seed, progress)
+    except asyncio.CancelledError:
+        stopping.set()
+        raise
+
+
+def write_sample(model: LocalModel, window_T1: Bytes, length: int, seed: int) -> str:
+    """So many bytes that the ensemble writes after a window of held-out text, shown as UTF-8."""
+    generator = torch.Generator().manual_seed(seed)
+    return sample_bytes(model, window_T1.tobytes(), length, generator).decode(errors="replace")
 
 
 def as_document(result: Evaluation, collected: CollectedModel) -> dict[str, object]:
@@ -189,6 +225,7 @@ def _check(options: EvalOptions) -> None:
         ("bytes", options.bytes, 1, 2**62),
         ("draws", options.draws, 1, MAX_DRAWS),
         ("seed", options.seed, 0, 2**63 - 1),
+        ("sample", options.sample, 0, 100_000),
     ):
         if not low <= value <= high:
             raise UsageError(f"--{name} {value}: must be from {low} to {high}")
@@ -204,23 +241,9 @@ async def _get_model(options: EvalOptions, device: torch.device) -> CollectedMod
         return await collect_model(session, device)
 
 
-async def _in_thread(
-    progress: Progress, model: LocalModel, train: Text, windows: Bytes, readouts: Sequence[str], seed: int
-) -> Evaluation:
-    """`evaluate` beside the event loop, so that Ctrl-C and SIGTERM end it after the batch in progress."""
-    stopping = threading.Event()
-
-    def report(done: int, total: int) -> None:
-        if stopping.is_set():
-            raise _Stopped
-        progress(done, total)
-
-    try:
-        return await asyncio.to_thread(evaluate, model, train, windows, readouts, seed, report)
-    except asyncio.CancelledError:
-        stopping.set()
-        raise
-
-
 def _both(nats: float) -> tuple[str, str]:
     return f"{nats:.4f}", f"{nats / math.log(2):.4f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -70,3 +70,7 @@ async def run(options: ExportOptions) -> int:
     print(f"{folder}: {spec.model.blocks} blocks of run {spec.name} (rounds {rounds}), {size / 1e6:,.1f} MB")
     print(f"evaluate it offline: blocktrain-eval --model {folder} --data PATH")
     return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,17 +15,14 @@ from torch import Tensor
 
 from blocktrain.dht.directory import Holder
 from blocktrain.dht.session import Session
-from blocktrain.dht.state import Download, State
 from blocktrain.model.block import Block
 from blocktrain.model.composition import LocalModel
-from blocktrain.node.acquire import HEADER_ROOM
+from blocktrain.node.fetch import BLOCK_PREFIX, Wanted, fetch_state, strip_prefix, wanted_block, wanted_table
 from blocktrain.node.progress import Report, transfer_bar
-from blocktrain.node.trainer import BLOCK_PREFIX
-from blocktrain.node.vector import ParameterVector, anchor_digest
+from blocktrain.node.vector import ParameterVector
 from blocktrain.protocol.command import first_known
-from blocktrain.protocol.errors import TensorError, TransferError
+from blocktrain.protocol.errors import TransferError
 from blocktrain.protocol.spec import RunSpec
-from blocktrain.protocol.tensors import check_state, decode_state
 
 log = logging.getLogger(__name__)
 PARALLEL = 4
@@ -48,23 +45,6 @@ class Piece:
     block: Block
     table_VD: Tensor
     round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to download of which block, and what it has to look like."""
-
-    block: int
-    what: str
-    """`block` or `table`."""
-    expected: Mapping[str, Tensor]
-    check: Callable[[dict[str, Tensor], State], None] = lambda tensors, state: None
-    """What else must hold. Raises: TensorError."""
-
-    @property
-    def max_bytes(self) -> int:
-        """More can't be right."""
-        return sum(t.numel() * t.element_size() for t in self.expected.values()) + HEADER_ROOM
 
 
 async def collect_model(session: Session, device: torch.device) -> CollectedModel:
@@ -117,59 +97,23 @@ def named_parameters(block: Block) -> dict[str, Tensor]:
 
 def load_parameters(block: Block, tensors: Mapping[str, Tensor]) -> None:
     """Set a block's parameters from tensors of the right names and shapes."""
-    block.load_state_dict({name.removeprefix(BLOCK_PREFIX): tensor for name, tensor in tensors.items()})
+    block.load_state_dict(strip_prefix(tensors))
 
 
 async def _collect_block(session: Session, index: int, holders: Sequence[Holder], total: _Total) -> Piece:
     spec = session.spec
     block = Block(spec.model, spec.noise.sigma_data)
-    vector = ParameterVector(block)
-
-    def check_anchor(tensors: dict[str, Tensor], state: State) -> None:
-        values_N = vector.join({name.removeprefix(BLOCK_PREFIX): t for name, t in tensors.items()})
-        if anchor_digest(values_N) != state.anchor:
-            raise TensorError("the block does not fit its anchor's hash")
 
     donors = sorted(holders, key=lambda h: (-h.record.round, h.age_s))
-    wanted = Wanted(index, "block", named_parameters(block), check_anchor)
-    tensors, state, donor = await _fetch(session, wanted, donors, total)
+    wanted = wanted_block(index, ParameterVector(block))
+    tensors, state, donor = await fetch_state(session, wanted, donors, total.part(wanted))
     load_parameters(block, tensors)
     # The copy that the block was trained with comes from the same holder, as long as it is there.
     donors.sort(key=lambda h: h.peer_id != donor.peer_id)
-    table, _, _ = await _fetch(session, Wanted(index, "table", {"table": empty_table(spec)}), donors, total)
+    wanted = wanted_table(index, empty_table(spec))
+    table, _, _ = await fetch_state(session, wanted, donors, total.part(wanted))
     log.info("block %d: round %d, from peer %s", index, state.round, donor.peer_id[:16])
     return Piece(block, table["table"], state.round)
-
-
-async def _fetch(
-    session: Session, wanted: Wanted, donors: Sequence[Holder], total: _Total
-) -> tuple[dict[str, Tensor], State, Holder]:
-    """Tensors from the first donor whose state is whole and sound. Raises: TransferError."""
-    unsound: list[str] = []
-    while donors:
-        download = Download(session.streams, wanted.block, wanted.what, wanted.max_bytes)
-        try:
-            state, peer_id = await download.run(donors, total.part((wanted.block, wanted.what)))
-        except TransferError as error:
-            raise TransferError("; ".join([*unsound, str(error)])) from None
-        place = next(i for i, donor in enumerate(donors) if donor.peer_id == peer_id)
-        try:
-            return await asyncio.to_thread(_decode, session.spec, wanted, state), state, donors[place]
-        except TensorError as error:
-            unsound.append(f"peer {peer_id[:16]} gave an unusable {wanted.what} {wanted.block}: {error}")
-            log.warning("%s", unsound[-1])
-            donors = donors[place + 1 :]
-    raise TransferError("; ".join(unsound))
-
-
-def _decode(spec: RunSpec, wanted: Wanted, state: State) -> dict[str, Tensor]:
-    """The tensors in a state that has everything it has to have. Raises: TensorError."""
-    tensors, metadata = decode_state(state.data, max_bytes=wanted.max_bytes)
-    check_state(tensors, wanted.expected)
-    if metadata.get("fingerprint") != spec.fingerprint:
-        raise TensorError("it belongs to another run")
-    wanted.check(tensors, state)
-    return tensors
 
 
 class _Total:
@@ -179,8 +123,9 @@ class _Total:
         self._bar = bar
         self._parts: dict[tuple[int, str], tuple[int, int]] = {}
 
-    def part(self, name: tuple[int, str]) -> Report:
+    def part(self, wanted: Wanted) -> Report:
         """Where one of the downloads reports."""
+        name = wanted.block, wanted.what
 
         def report(done: int, size: int) -> None:
             self._parts[name] = done, size

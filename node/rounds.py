@@ -60,10 +60,12 @@ class Rounds:
         if behind := self._out_of_reach(peers):
             origin = await download_block(work.session, work.trainer, work.thread, behind)
             log.info("fell behind; took the block over from %s", origin)
-            return await self._after_success("resynced", 1)
+            await self._after_success("resynced", 1)
+            return
         self.averager.rendezvous.note_holders(peers)
         if not self.averager.rendezvous.others:
-            return await self._alone()
+            await self._alone()
+            return
         commit, snapshot, samples = await self._average()
         await work.thread.call(work.trainer.commit, commit.mean_N, commit.round, snapshot, samples)
         others = len(commit.members) - 1
@@ -74,7 +76,7 @@ class Rounds:
         await self._after_success("committed", len(commit.members), round(commit.seconds, 3))
 
     async def _average(self) -> tuple[Commit, Snapshot, int]:
-        """A group's result, the snapshot that went into it, and the samples that the snapshot had behind it."""
+        """A group's result, our snapshot in it, and the samples that the snapshot had behind it."""
         work, trainer = self._work, self._work.trainer
         taken: list[tuple[Snapshot, int]] = []
 

@@ -20,13 +20,13 @@ import torch
 from blocktrain.dht.averager import Snapshot
 from blocktrain.model.text import BatchStream
 from blocktrain.model.train_step import Learner, train_step
+from blocktrain.node.fetch import BLOCK_PREFIX
 from blocktrain.node.vector import ParameterVector, anchor_digest
 from blocktrain.protocol.tensors import encode_state
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _SMOOTHING = 0.95
-BLOCK_PREFIX = "block."
 
 
 class TrainingThread:
@@ -73,10 +73,14 @@ class Trainer:
         self._generator = torch.Generator()
 
     def run(self, seconds: float) -> None:
-        """Train for about this long, at least one step. Raises: DataError when the text can't be read."""
+        """Train for about this long, at least one step, or until the steps of a round are complete.
+
+        Raises:
+            DataError: the text can't be read any more.
+        """
         spec, begin = self.learner.spec, time.perf_counter()
-        done = 0
-        while done == 0 or time.perf_counter() - begin < seconds:
+        done, due = 0, spec.rounds.steps * spec.optimizer.batch
+        while done == 0 or (time.perf_counter() - begin < seconds and self.progress.samples != due):
             step = self.progress.step
             self._generator.manual_seed(self._noise_seed(step))
             result = train_step(self.learner, self._stream.batch(step), step, self._generator)

@@ -18,12 +18,13 @@ class ParameterVector:
     """The layout of a module's parameters in a vector: in order of their names."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parameters = dict(sorted(module.named_parameters()))
-        self.size = sum(p.numel() for p in self._parameters.values())
+        self.parameters = dict(sorted(module.named_parameters()))
+        """The parameters themselves, by name."""
+        self.size = sum(p.numel() for p in self.parameters.values())
 
     def _spans(self) -> Iterator[tuple[str, Tensor, int, int]]:
         start = 0
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             yield name, parameter, start, start + parameter.numel()
             start += parameter.numel()
 

@@ -137,9 +137,11 @@ def set_up_logging(debug: bool) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+    logging.getLogger("multiaddr").setLevel(logging.WARNING)
     if not debug:
+        # Both report as errors what our own code handles, such as a peer that hung up.
         for name in ("hivemind", "asyncio"):
-            logging.getLogger(name).setLevel(logging.CRITICAL if name == "hivemind" else logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def print_json(document: object) -> None:
@@ -186,7 +188,7 @@ def _read_config(path: Path, options_type: type[O]) -> dict[str, Any]:
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:
-    for this, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for this, following in zip(arguments, [*arguments, ""][1:], strict=True):
         if this == option:
             return following
         if this.startswith(f"{option}="):
