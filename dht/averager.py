@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blocktrain.dht.directory import Directory
-from blocktrain.dht.exchange import EXCHANGE, ExchangePlan, GroupExchange
+from blocktrain.dht.exchange import ARRIVAL_PATIENCE, EXCHANGE, ExchangePlan, GroupExchange
 from blocktrain.dht.rendezvous import Rendezvous
 from blocktrain.dht.streams import Stream, Streams
 from blocktrain.protocol.errors import PeerError, RoundAborted
@@ -19,8 +19,6 @@ from blocktrain.protocol.messages import Begin, Exchange, Join
 from blocktrain.protocol.spec import RoundSpec
 
 log = logging.getLogger(__name__)
-EARLY_S = 10.0
-"""A member may open its exchange this long before we have heard of the group ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,10 @@ class BlockAverager:
                 self._changed.notify_all()
 
     async def _on_exchange(self, stream: Stream) -> None:
+        """Serve a member; it may come before we have our snapshot, or have even heard of the group."""
         opening, _ = await stream.expect(Exchange)
         try:
-            async with asyncio.timeout(EARLY_S), self._changed:
+            async with asyncio.timeout(ARRIVAL_PATIENCE * stream.idle_s), self._changed:
                 await self._changed.wait_for(lambda: opening.group in self._exchanges)
         except TimeoutError:
             await stream.abort("not in this group")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import hivemind.hivemind_cli
 import psutil
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
 from blocktrain.protocol.errors import DaemonError
@@ -31,6 +31,9 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 _FOLDER_PREFIX = "blocktrain-p2p-"
 _PR_SET_PDEATHSIG = 1
+_BANNER = ("Control socket:", "Peer ID:", "Peer Addrs:", "/")
+"""How the lines begin that p2pd prints when all is well."""
+_LINE_BYTES = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ async def run_daemon(config: DaemonConfig, group: asyncio.TaskGroup) -> AsyncIte
                 yield p2p
             finally:
                 p2p._terminate()
+                control = p2p._client.control  # its tasks may have failed with the daemon; nobody else asks
+                await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
         finally:
             follower.cancel()
             await asyncio.shield(_stop(process))
@@ -98,6 +103,7 @@ async def _spawn(config: DaemonConfig, folder: Path) -> asyncio.subprocess.Proce
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            limit=_LINE_BYTES,
             env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
             start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the daemon last
             preexec_fn=die_with_parent(),
@@ -128,12 +134,15 @@ async def _follow(process: asyncio.subprocess.Process, ready: asyncio.Future[Non
     last_words: deque[str] = deque(maxlen=20)
     while line := await process.stdout.readline():
         text = line.decode(errors="replace").strip()
-        last_words.append(text)
+        if not text.startswith(_BANNER):
+            last_words.append(text)
         log.debug("p2pd: %s", text)
         if text.startswith("Peer ID:") and not ready.done():
             ready.set_result(None)
     if ready.done():
-        raise DaemonError(f"the libp2p daemon died: {_reason(last_words)}")
+        code = await process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        raise DaemonError(f"the libp2p daemon {how}: {_reason(last_words)}")
     ready.set_exception(DaemonError(f"the libp2p daemon did not start: {_reason(last_words)}"))
 
 
@@ -149,6 +158,8 @@ async def _connect(folder: Path, ready: asyncio.Future[None]) -> P2P:
             return await HereP2P.replicate(Multiaddr(f"/unix{folder}/daemon.sock"))
     except TimeoutError:
         raise DaemonError(f"the libp2p daemon did not answer within {START_TIMEOUT_S:.0f} s") from None
+    except (OSError, asyncio.IncompleteReadError, P2PDaemonError) as error:
+        raise DaemonError(f"the libp2p daemon can't be talked to: {str(error)[:200]}") from None
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

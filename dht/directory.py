@@ -125,7 +125,7 @@ async def find_run(swarm: Swarm, wanted: str | None = None) -> RunSpec:
 async def list_runs(swarm: Swarm) -> dict[str, str]:
     """Fingerprint → name of every run that is announced here. Raises: NetworkError."""
     value = (await swarm.get([keys.RUNS]))[keys.RUNS]
-    runs: dict[str, str] = {}
+    names: dict[str, set[str]] = {}
     for peer_id, item in value.items() if isinstance(value, dict) else ():
         try:
             record = unseal(
@@ -138,8 +138,21 @@ async def list_runs(swarm: Swarm) -> dict[str, str]:
         except RecordError as error:
             log.debug("ignoring an announcement: %s", error)
             continue
-        runs[record.fingerprint] = record.name
-    return runs
+        names.setdefault(record.fingerprint, set()).add(record.name)
+    return {
+        fingerprint: min(found) if len(found) == 1 else await _true_name(swarm, fingerprint, min(found))
+        for fingerprint, found in names.items()
+    }
+
+
+async def _true_name(swarm: Swarm, fingerprint: str, otherwise: str) -> str:
+    """The name in a run's specification, which can't be forged, for when its announcers disagree."""
+    key = keys.specification(fingerprint)
+    content = (await swarm.get([key]))[key]
+    try:
+        return RunSpec.from_canonical(content).name if isinstance(content, bytes) else otherwise
+    except SpecError:
+        return otherwise
 
 
 def _listed(runs: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,11 @@ from blocktrain.protocol.tensors import WIRE_DTYPES, decode_part, encode_part
 log = logging.getLogger(__name__)
 EXCHANGE = "exchange"
 REDUCER_PATIENCE = 2.5
-"""A reducer may be silent this many times longer than a sender, since it waits for the slowest sender."""
+"""A reducer may be silent or take nothing this many times longer than a sender: it waits for the slowest."""
+ARRIVAL_PATIENCE = 1.5
+"""A member may take this many times longer to open its exchange: it waits for a training step to end."""
+PARTING_S = 0.2
+"""Between our last word and the end of a stream: closing it on unread bytes could lose the word."""
 WINDOW = 4
 """Parts that one sender may be ahead of the slowest; bounds the memory of a reducer."""
 
@@ -68,6 +72,7 @@ class GroupExchange:
         self._means: list[asyncio.Future[bytes]] = [loop.create_future() for _ in self._mine]
         self._served: dict[str, asyncio.Future[None]] = {m.peer_id: loop.create_future() for m in plan.others}
         self._streams: list[Stream] = []
+        self._arrived: set[str] = set()
 
     @property
     def _mine(self) -> list[PartSpan]:
@@ -83,10 +88,9 @@ class GroupExchange:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 for member in self.plan.others:
                     group.create_task(self._contribute(streams, member))
-                group.create_task(self._await_served())
+                group.create_task(self._await_served(ARRIVAL_PATIENCE * streams.idle_s))
         except TimeoutError:
-            late = [p for p, f in self._served.items() if not f.done()]
-            raise await self._give_up(f"not finished after {timeout_s:.0f} s", late) from None
+            raise await self._give_up(f"not finished after {timeout_s:.0f} s", self._late()) from None
         except BaseExceptionGroup as errors:
             first = _cause(errors)
             culprit = [first.peer_id] if isinstance(first, PeerError) and first.peer_id else []
@@ -101,15 +105,16 @@ class GroupExchange:
         if served is None or served.done():
             raise PeerError(stream.peer_id, "is not in this group, or was served already")
         self._streams.append(stream)
+        self._arrived.add(stream.peer_id)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_contributions(stream))
-                group.create_task(self._return_means(stream))
+                group.create_task(_last_word_first(self._return_means(stream)))
         except BaseExceptionGroup as errors:
             first = _cause(errors)
             if not served.done():
                 served.set_exception(first)
-        else:
+        finally:
             if not served.done():
                 served.set_result(None)
 
@@ -123,7 +128,12 @@ class GroupExchange:
     async def _receive_part(self, stream: Stream, span: PartSpan, timeout_s: float) -> np.ndarray:
         count = span.stop - span.start
         limit = count * WIRE_DTYPES[self.plan.wire].itemsize
-        part, payload = await stream.expect(Part, limit, timeout_s)
+        try:
+            part, payload = await stream.expect(Part, limit, timeout_s)
+        except PeerError as error:
+            if error.peer_id in self._served:
+                raise
+            raise PeerError(stream.peer_id, error.reason) from None  # it gave up and blames us or a stranger
         if part.index != span.index:
             raise PeerError(stream.peer_id, f"sent part {part.index} where {span.index} was due")
         try:
@@ -158,26 +168,43 @@ class GroupExchange:
             await stream.send(Exchange(self.plan.begin.group))
             spans = self._by_owner[member.peer_id]
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_parts(stream, spans))
+                group.create_task(_last_word_first(self._send_parts(stream, spans)))
                 group.create_task(self._take_means(stream, spans))
 
     async def _send_parts(self, stream: Stream, spans: Sequence[PartSpan]) -> None:
+        patience_s = REDUCER_PATIENCE * stream.idle_s
         for span in spans:
             part = encode_part(self.vector_N[span.start : span.stop], self.plan.wire)
-            await stream.send(Part(span.index), part)
+            await stream.send(Part(span.index), part, patience_s)
 
     async def _take_means(self, stream: Stream, spans: Sequence[PartSpan]) -> None:
         patience_s = REDUCER_PATIENCE * stream.idle_s
         for span in spans:
             self.mean_N[span.start : span.stop] = await self._receive_part(stream, span, patience_s)
 
-    async def _await_served(self) -> None:
-        await asyncio.gather(*self._served.values())
+    async def _await_served(self, arrival_s: float) -> None:
+        for patience_s in (arrival_s, None):
+            done, pending = await asyncio.wait(
+                self._served.values(), timeout=patience_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for future in done:
+                future.result()
+            absent = [peer for peer in self._served if peer not in self._arrived]
+            if pending and absent:
+                raise PeerError(absent[0], f"did not open its exchange within {arrival_s:.0f} s")
+
+    def _late(self) -> list[str]:
+        """Who keeps the first unfinished part of ours waiting; nobody, if that can't be told."""
+        for sums, mean in zip(self._sums, self._means, strict=True):
+            if not mean.done():
+                return [peer for peer in self._served if peer not in sums.parts]
+        return []
 
     async def _give_up(self, reason: str, culprits: Sequence[str]) -> RoundAborted:
         """Tell the others whose fault it was, so that they don't blame us."""
         culprit = culprits[0] if culprits else ""
         await asyncio.gather(*(s.abort(reason, culprit) for s in self._streams if s.peer_id != culprit))
+        await asyncio.sleep(PARTING_S)
         return RoundAborted(reason, tuple(culprits))
 
     def _end(self) -> None:
@@ -189,6 +216,15 @@ class GroupExchange:
                 future.exception()  # seen; asyncio need not complain
         for stream in self._streams:
             stream.close()
+
+
+async def _last_word_first(sending: Awaitable[None]) -> None:
+    """Send; when that fails, let whoever reads the stream find first whom the peer blames, if anyone."""
+    try:
+        await sending
+    except PeerError:
+        await asyncio.sleep(2 * PARTING_S)
+        raise
 
 
 def _cause(errors: BaseExceptionGroup[BaseException]) -> PeerError | TensorError:

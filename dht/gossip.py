@@ -17,7 +17,7 @@ from blocktrain.dht.directory import Holder
 from blocktrain.dht.reduction import check_part
 from blocktrain.dht.streams import Stream, Streams
 from blocktrain.protocol.errors import PeerError, TensorError
-from blocktrain.protocol.messages import Done, Refused, TableOffer
+from blocktrain.protocol.messages import Done, TableOffer
 from blocktrain.protocol.tensors import WIRE_DTYPES, decode_part, encode_part
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,11 @@ class TableGossip:
             await self._shift((theirs_VD - self._as_sent(own_VD)) / 2)
 
     async def _on_offer(self, stream: Stream) -> None:
+        offer, _ = await stream.expect(TableOffer)  # first: closing on unread bytes can lose the refusal
         if self._busy.locked():
-            await stream.send(Refused("busy with another gossip"))
+            await stream.refuse("busy with another gossip")
             return
         async with self._busy:
-            offer, _ = await stream.expect(TableOffer)
             own_VD = await self._take()
             self._check_shape(stream, offer, own_VD)
             await self._send(stream, own_VD)

@@ -30,11 +30,13 @@ SILENCE_S = 5.0
 """A leader that sends no heartbeat for this long is given up."""
 LEADER_TERM_S = 60
 SUSPECT_S = 15.0
-"""A holder that spoilt a round is not waited for, nor followed, for this long."""
+"""A holder that spoilt a round is not waited for, followed or taken into a group for this long."""
 GRACE_S = 5.0
 """How long after the deadline a follower still waits for the leader's word."""
-MAX_REDIRECTS = 3
-
+ARRIVE_S = 3.0
+"""Wait at least so long: at a deadline, holders whose steps are not done come a little apart."""
+MAX_REDIRECTS = 5
+"""About one a second: two holders whose clocks differ may disagree so long about whose term it is."""
 W = TypeVar("W", Begin, Redirect)
 
 
@@ -53,13 +55,13 @@ class Rendezvous:
         self._holders: dict[str, Holder] = {}
         self._followers: dict[str, _Follower] = {}
         self._came = asyncio.Event()
-        self._following = ""
+        self._following, self._staying = "", False
         self._deadline = 0.0
         self._suspects: dict[str, float] = {}
         self.purpose = f"join-{block}"
 
     def suspect(self, peer_ids: Sequence[str]) -> None:
-        """Neither wait for these peers nor follow them for a while."""
+        """Neither wait for these peers, nor follow them, nor begin a round with them for a while."""
         until = dht_time() + SUSPECT_S
         self._suspects |= {peer: until for peer in peer_ids if peer != self._me}
 
@@ -70,8 +72,10 @@ class Rendezvous:
     @property
     def others(self) -> tuple[str, ...]:
         """Other live holders that are not under suspicion."""
-        now = dht_time()
-        return tuple(p for p in self._holders if self._suspects.get(p, 0.0) < now)
+        return tuple(p for p in self._holders if not self._is_suspect(p))
+
+    def _is_suspect(self, peer: str) -> bool:
+        return self._suspects.get(peer, 0.0) >= dht_time()
 
     async def gather(self, join: Join, deadline: float) -> Begin:
         """Find a group, by leading or by following, until shortly after `deadline` (DHT time).
@@ -79,12 +83,12 @@ class Rendezvous:
         Raises:
             RoundAborted: nobody came, the leader failed, or the deadline passed without its word.
         """
-        self._deadline = deadline
-        sent_to, redirects = "", 0
+        self._deadline = deadline = max(deadline, dht_time() + ARRIVE_S)
+        sent_to, redirects, redirected = "", 0, 0.0
         while True:
             leader = sent_to or self._leader()
             try:
-                if leader == self._me:
+                if leader == self._me or leader in self._waiting:  # who follows us does not lead
                     answer = await self._lead(join, deadline, stay=bool(sent_to))
                 else:
                     answer = await self._follow(leader, join, deadline)
@@ -97,14 +101,20 @@ class Rendezvous:
                 continue
             if isinstance(answer, Begin):
                 return answer
-            redirects += 1
-            sent_to = answer.leader if redirects <= MAX_REDIRECTS else self._me
+            sent_to = "" if self._is_suspect(answer.leader) else answer.leader
+            redirects = redirects + 1 if dht_time() - redirected < SILENCE_S else 1
+            redirected = dht_time()
+            if redirects > MAX_REDIRECTS:  # round in circles
+                self.suspect([leader])
+                sent_to = ""
+            elif redirects > 1:
+                await asyncio.sleep(HEARTBEAT_S)
 
     async def on_join(self, stream: Stream) -> None:
         """Serve a holder that wants to be led by us: keep it informed until the round begins."""
         join, _ = await stream.expect(Join)
-        leader = self._following or self._leader()
-        if leader not in (self._me, stream.peer_id) or self._following:
+        leader = self._leader_for(stream.peer_id)
+        if leader != self._me:
             await stream.send(Redirect(leader))
             return
         follower = _Follower(join, asyncio.get_running_loop().create_future())
@@ -128,6 +138,20 @@ class Rendezvous:
                 del self._followers[stream.peer_id]
                 self._came.set()
 
+    @property
+    def _waiting(self) -> dict[str, _Follower]:
+        """Those who follow us and were not told anything yet."""
+        return {peer: f for peer, f in self._followers.items() if not f.begin.done()}
+
+    def _leader_for(self, peer: str) -> str:
+        """Whom a holder should follow that comes to us."""
+        if self._following == peer:  # each has gone to the other; both must decide alike
+            return min(peer, self._me)
+        if self._following:
+            return self._following
+        leader = self._leader()
+        return self._me if self._staying or leader == peer else leader
+
     def _leader(self) -> str:
         """The holder that leads now, in this node's view."""
         term = int(dht_time()) // LEADER_TERM_S
@@ -136,30 +160,41 @@ class Rendezvous:
 
     async def _lead(self, join: Join, deadline: float, *, stay: bool) -> Begin | Redirect:
         """Wait for the others, then begin; unless `stay`, give way when another holder's term comes."""
-        while dht_time() < deadline and not (self.others and set(self.others) <= self._followers.keys()):
+        self._staying = stay
+        try:
+            if (successor := await self._await_followers(deadline)) is not None:
+                return self._tell(self._waiting, Redirect(successor))
+        finally:
+            self._staying = False
+        welcome = [(peer, f.join) for peer, f in self._waiting.items() if not self._is_suspect(peer)]
+        joins = dict(welcome[: MAX_GROUP - 1])
+        if not joins:
+            raise RoundAborted("no other holder came in time", self.others)
+        own_addresses = (await self._streams.swarm.addresses())[:MAX_ADDRESSES]
+        begin = self._compose({**joins, self._me: join}, own_addresses)
+        return self._tell(joins, begin)
+
+    async def _await_followers(self, deadline: float) -> str | None:
+        """Until all other holders follow us, none is left, or the deadline; who leads now if not we."""
+        while dht_time() < deadline and not (self.others and set(self.others) <= self._waiting.keys()):
             self._came.clear()
             try:
                 async with asyncio.timeout(min(HEARTBEAT_S, max(0.0, deadline - dht_time()))):
                     await self._came.wait()
             except TimeoutError:
                 await self._refresh()
-                if not self.others and not self._followers:
+                if not self.others and not self._waiting:
                     break
-                if not stay and self._leader() != self._me:
-                    return self._tell(self._followers, Redirect(self._leader()))
-        joins = {peer: f.join for peer, f in list(self._followers.items())[: MAX_GROUP - 1]}
-        if not joins:
-            raise RoundAborted("no other holder came in time", self.others)
-        begin = self._compose(
-            {**joins, self._me: join}, (await self._streams.swarm.addresses())[:MAX_ADDRESSES]
-        )
-        return self._tell(joins, begin)
+                leader = self._leader()
+                if not self._staying and leader != self._me and leader not in self._waiting:
+                    return leader
+        return None
 
     def _tell(self, peers: Iterable[str], word: W) -> W:
         for peer in peers:
-            future = self._followers[peer].begin
-            if not future.done():
-                future.set_result(word)
+            follower = self._followers.get(peer)  # gone meanwhile, perhaps
+            if follower is not None and not follower.begin.done():
+                follower.begin.set_result(word)
         return word
 
     async def _refresh(self) -> None:
@@ -182,6 +217,7 @@ class Rendezvous:
     async def _follow(self, leader: str, join: Join, deadline: float) -> Begin | Redirect:
         known = self._holders.get(leader)
         self._following = leader
+        self._tell(self._waiting, Redirect(leader))
         try:
             async with self._streams.open(
                 leader, self.purpose, known.record.addresses if known else ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ MAX_CHUNKS = 1_400
 STATE_IDLE_S = 60.0
 MAX_UPLOADS = 4
 """Downloads that a donor serves at once; more are refused, so that it keeps training."""
+MAX_UPLOADS_PER_PEER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +65,20 @@ class StateServer:
 
     def __init__(self, streams: Streams, block: int, provider: Provider) -> None:
         self._streams, self._block, self._provider = streams, block, provider
-        self._uploads = 0
+        self._uploads: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Serve from now on."""
         await self._streams.serve(purpose(self._block), self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        if self._uploads >= MAX_UPLOADS:
-            await stream.refuse(f"busy with {self._uploads} other downloads")
+        request, _ = await stream.expect(StateRequest)
+        peer, busy = stream.peer_id, self._uploads.total()
+        if busy >= MAX_UPLOADS or self._uploads[peer] >= MAX_UPLOADS_PER_PEER:
+            await stream.refuse(f"busy with {busy} other downloads")
             return
-        self._uploads += 1
+        self._uploads[peer] += 1
         try:
-            request, _ = await stream.expect(StateRequest)
             state = await self._provider(request.what)
             manifest = await asyncio.to_thread(make_manifest, state)
             await stream.send(manifest)
@@ -87,7 +90,8 @@ class StateServer:
                 start = wanted.index * manifest.chunk
                 await stream.send(Chunk(wanted.index), view[start : start + manifest.chunk])
         finally:
-            self._uploads -= 1
+            self._uploads[peer] -= 1
+            self._uploads += Counter()  # forget peers at zero
 
 
 class Download:

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.proto import p2pd_pb2
 
+from blocktrain.dht.dial import ask
 from blocktrain.dht.swarm import Swarm
 from blocktrain.protocol import keys, messages
 from blocktrain.protocol.errors import BlocktrainError, MessageError, PeerError
@@ -27,6 +29,8 @@ IDLE_S = 20.0
 """A peer that does not finish sending or taking a frame within this time is given up."""
 MAX_INCOMING = 256
 """Streams that are served at once; more are closed at once, so a flood costs no memory."""
+MAX_PER_PEER = 32
+"""Of these, how many one peer may have, so that it can't keep the others out."""
 _TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
 
 T = TypeVar("T")
@@ -131,7 +135,8 @@ class Streams:
         self.idle_s = idle_s
         self.fingerprint = fingerprint
         self.meter: Counter[tuple[str, str]] = Counter()
-        self._serving: set[asyncio.Task[Any]] = set()
+        self._serving: dict[asyncio.Task[Any], str] = {}
+        self._closed = False
 
     def bytes(self, direction: str) -> int:
         """All bytes `sent` or `received` on streams so far: payloads and headers, not TLS or the DHT."""
@@ -145,10 +150,10 @@ class Streams:
         ) -> None:
             stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.meter, self.idle_s)
             task = asyncio.current_task()
-            if task is None or len(self._serving) >= MAX_INCOMING:
+            if task is None or not self._has_room(stream.peer_id):
                 stream.close()
                 return
-            self._serving.add(task)
+            self._serving[task] = stream.peer_id
             try:
                 await handler(stream)
             except asyncio.CancelledError:  # by aclose; this is the task's outermost frame
@@ -158,21 +163,27 @@ class Streams:
             except Exception:
                 log.exception("serving %s to %s failed", purpose, stream.peer_id)
             finally:
-                self._serving.discard(task)
+                del self._serving[task]
                 stream.close()
 
         name = keys.stream(self.fingerprint, purpose)
         await self.swarm.p2p.add_binary_stream_handler(name, on_stream)
 
+    def _has_room(self, peer_id: str) -> bool:
+        peers = list(self._serving.values())
+        return not self._closed and len(peers) < MAX_INCOMING and peers.count(peer_id) < MAX_PER_PEER
+
     @contextlib.asynccontextmanager
     async def open(self, peer_id: str, purpose: str, addresses: Sequence[str] = ()) -> AsyncIterator[Stream]:
         """A stream to a peer, closed at the end of the block. Raises: PeerError when it can't be opened."""
-        name = keys.stream(self.fingerprint, purpose)
         try:
+            wanted = p2pd_pb2.StreamOpenRequest(
+                peer=PeerID.from_base58(peer_id).to_bytes(), proto=[keys.stream(self.fingerprint, purpose)]
+            )
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await self.swarm.connect(peer_id, addresses)
-                call = self.swarm.p2p.call_binary_stream_handler
-                _, reader, writer = await call(PeerID.from_base58(peer_id), name)
+                request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted)
+                reader, writer = await ask(self.swarm.p2p, request)
         except TimeoutError:
             self.swarm.forget_connection(peer_id)
             raise PeerError(peer_id, f"no stream within {OPEN_TIMEOUT_S:.0f} s ({purpose})") from None
@@ -188,7 +199,8 @@ class Streams:
             stream.close()
 
     async def aclose(self) -> None:
-        """End all streams that are being served."""
+        """End all streams that are being served, and serve no more."""
+        self._closed = True
         for task in tuple(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)

@@ -11,17 +11,18 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
+from blocktrain.dht.dial import BACKOFF, DIAL_TIMEOUT_S, dial, leads_to
 from blocktrain.dht.validator import RecordValidator
 from blocktrain.protocol.addresses import peer_id_of
 from blocktrain.protocol.errors import JoinError, NetworkError, PeerError
@@ -29,7 +30,6 @@ from blocktrain.protocol.identity import Identity
 from blocktrain.protocol.records import CLOCK_TOLERANCE_S
 
 log = logging.getLogger(__name__)
-DIAL_TIMEOUT_S = 8.0
 DHT_TIMEOUT_S = 15.0
 _BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
@@ -70,15 +70,29 @@ class Swarm:
         return self.identity.peer_id
 
     async def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs at which others may reach this node, with its peer id; loopback ones last."""
-        found = [str(a) for a in await self.p2p.get_visible_maddrs(latest=True)]
+        """Multiaddrs at which others may reach this node, with its peer id; loopback ones last.
+
+        Raises:
+            NetworkError: the daemon does not answer.
+        """
+        try:
+            found = [str(a) for a in await self.p2p.get_visible_maddrs(latest=True)]
+        except (OSError, asyncio.IncompleteReadError, P2PDaemonError) as error:
+            raise NetworkError(f"the libp2p daemon does not tell our addresses: {error}") from None
         return tuple(sorted(found, key=lambda a: ("/127." in a or "/ip6/::1/" in a, a)))
 
     async def connect(self, peer_id: str, addresses: Sequence[str] = ()) -> None:
-        """Make sure that the daemon knows how to reach a peer. Raises: PeerError."""
-        if peer_id in self._dialled or not addresses:
+        """Make sure that the daemon knows how to reach a peer, by its own account of its addresses.
+
+        Those that can't be dialled are passed over; without any, it may still be connected to us.
+
+        Raises:
+            PeerError: it answers at none of them.
+        """
+        usable = [a for a in addresses if leads_to(peer_id, a)]
+        if peer_id in self._dialled or not usable:
             return
-        await dial(self.p2p, peer_id, addresses)
+        await dial(self.p2p, peer_id, usable)
         self._dialled.add(peer_id)
 
     def forget_connection(self, peer_id: str) -> None:
@@ -126,8 +140,7 @@ async def join_swarm(
             cache_nearest=0,
         )
         try:
-            for address in reached[:1]:
-                await _check_clock(dht, peer_id_of(address))
+            await _check_clock(dht, reached)
             yield Swarm(identity, p2p, dht, validator, group)
         finally:
             with contextlib.suppress(Exception):
@@ -135,41 +148,30 @@ async def join_swarm(
                     await dht.shutdown()
 
 
-async def dial(p2p: P2P, peer_id: str, addresses: Sequence[str]) -> None:
-    """Connect the daemon to a peer at any of its addresses. Raises: PeerError, with libp2p's reason."""
-    suffix = f"/p2p/{peer_id}"
-    targets = [Multiaddr(address.removesuffix(suffix)) for address in addresses]
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            await p2p._client.connect(PeerID.from_base58(peer_id), targets)
-    except TimeoutError:
-        raise PeerError(
-            peer_id, f"no answer within {DIAL_TIMEOUT_S:.0f} s at {', '.join(addresses)[:200]}"
-        ) from None
-    except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
-        raise PeerError(peer_id, _dial_reason(str(error))) from None
-
-
 async def _dial_until_one_answers(p2p: P2P, own_id: str, config: JoinConfig) -> list[str]:
     """The initial peers that answered; tried again with growing pauses until one does."""
     wanted = [a for a in config.initial_peers if peer_id_of(a) != own_id]
+    reasons: dict[str, str] = {}
     started = time.monotonic()
     for attempt in range(10**9):
-        results = await asyncio.gather(*(_try_dial(p2p, address) for address in wanted))
-        reached = [address for address, failure in zip(wanted, results, strict=True) if failure is None]
-        failures = [
-            f"{address}: {failure}" for address, failure in zip(wanted, results, strict=True) if failure
-        ]
-        for failure in failures:
-            log.warning("initial peer %s", failure)
+        failures = await asyncio.gather(*(_try_dial(p2p, address) for address in wanted))
+        reached = [address for address, failure in zip(wanted, failures, strict=True) if failure is None]
+        for address, failure in zip(wanted, failures, strict=True):
+            if failure is not None:
+                reasons[address] = reasons.get(address, failure) if failure == BACKOFF else failure
+                log.warning("initial peer %s: %s", address, reasons[address])
         if reached or not wanted:
             return reached
         pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)] * random.uniform(0.7, 1.3)
         if config.timeout_s and time.monotonic() + pause - started > config.timeout_s:
-            raise JoinError(f"no initial peer could be reached ({'; '.join(failures)})")
+            raise JoinError(f"no initial peer could be reached ({_listed(reasons)})")
         log.warning("no initial peer answered; trying again in %.0f s", pause)
         await asyncio.sleep(pause)
     raise AssertionError
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
 
 
 async def _try_dial(p2p: P2P, address: str) -> str | None:
@@ -180,34 +182,30 @@ async def _try_dial(p2p: P2P, address: str) -> str | None:
         return error.reason
 
 
-async def _check_clock(dht: DHTNode, peer_id: str) -> None:
-    """Compare clocks with one peer. Raises: JoinError when they are too far apart to train together."""
-    asked = dht_time()
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            request = dht_pb2.PingRequest(peer=dht.protocol.node_info, validate=False)
-            answer = await dht.protocol.get_stub(PeerID.from_base58(peer_id)).rpc_ping(request)
-    except Exception as error:  # noqa: BLE001  hivemind raises whatever its RPC layer raises
-        raise JoinError(f"peer {peer_id} answers libp2p but not the DHT: {str(error)[:200]}") from None
-    offset = (asked + dht_time()) / 2 - answer.dht_time
+async def _check_clock(dht: DHTNode, reached: Sequence[str]) -> None:
+    """Compare clocks with the initial peers; one of them with a wrong clock keeps nobody out.
+
+    Raises:
+        JoinError: none of them speaks our DHT, or our clock is too far off to train together.
+    """
+    answers = await asyncio.gather(*(_clock_offset(dht, peer_id_of(address)) for address in reached))
+    offsets = [answer for answer in answers if isinstance(answer, float)]
+    if reached and not offsets:
+        raise JoinError("; ".join(str(answer) for answer in answers))
+    offset = median_low(offsets) if offsets else 0.0
     if abs(offset) > CLOCK_TOLERANCE_S:
         raise JoinError(
             f"your clock is {offset:+.1f} s off the swarm's; set it (for example `timedatectl set-ntp true`)"
         )
 
 
-def _dial_reason(text: str) -> str:
-    """The telling part of libp2p's dial errors, which run over many lines."""
-    flat = " ".join(text.replace("Connect failed. msg=", "").split())
-    for sign, meaning in (
-        ("connection refused", "connection refused: nothing listens there"),
-        ("peer id mismatch", "another peer answers at this address: its peer id is not the one given"),
-        ("no route to host", "no route to this host"),
-        ("network is unreachable", "this network can't be reached from here"),
-        ("i/o timeout", "no answer (wrong address, or a firewall drops it)"),
-        ("deadline exceeded", "no answer (wrong address, or a firewall drops it)"),
-        ("no such host", "the host name can't be resolved"),
-    ):
-        if sign in flat:
-            return meaning
-    return flat[:200]
+async def _clock_offset(dht: DHTNode, peer_id: str) -> float | str:
+    """Seconds that our clock is ahead of a peer's, or why it did not say."""
+    asked = dht_time()
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            request = dht_pb2.PingRequest(peer=dht.protocol.node_info, validate=False)
+            answer = await dht.protocol.get_stub(PeerID.from_base58(peer_id)).rpc_ping(request)
+    except Exception as error:  # noqa: BLE001  hivemind raises whatever its RPC layer raises
+        return f"peer {peer_id} answers libp2p but not the DHT: {str(error)[:200]}"
+    return (asked + dht_time()) / 2 - float(answer.dht_time)

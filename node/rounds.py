@@ -62,10 +62,12 @@ class Rounds:
             log.info("fell behind; took the block over from %s", origin)
             await self._after_success("resynced", 1)
             return
-        self.averager.rendezvous.note_holders(peers)
-        if not self.averager.rendezvous.others:
+        if not peers:
             await self._alone()
             return
+        self.averager.rendezvous.note_holders(peers)
+        if not self.averager.rendezvous.others:  # going on alone would part us from them for nothing
+            raise RoundAborted("the other holders have just failed; trying again when they had time to recover")
         commit, snapshot, samples = await self._average()
         await work.thread.call(work.trainer.commit, commit.mean_N, commit.round, snapshot, samples)
         others = len(commit.members) - 1

@@ -13,6 +13,7 @@ import importlib.metadata
 import io
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -45,7 +46,6 @@ class CommonOptions:
 
 
 O = TypeVar("O", bound=CommonOptions)  # noqa: E741
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,34 +64,55 @@ def run_command(
     argv: Sequence[str] | None = None,
 ) -> int:
     """Parse options, run `main` in uvloop's event loop, turn errors into one line and an exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets the rest
+    code = _run(command, options_type, main, list(sys.argv[1:] if argv is None else argv))
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try again when it exits, complain, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            print(f"{command.name}: error: stdout can't be written: {error.strerror}", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def _run(
+    command: Command, options_type: type[O], main: Callable[[O], Awaitable[int]], arguments: list[str]
+) -> int:
     debug = "--debug" in arguments
     try:
         options = parse_options(command, options_type, arguments)
         if options.version:
             print(f"{command.name} {program_version()}")
             return 0
-        set_up_logging(options.debug)
+        debug = options.debug
+        set_up_logging(debug)
         return uvloop.run(_cancel_on_sigterm(main(options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{command.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        return 1
+    except SystemExit as stop:  # after --help
+        return int(stop.code or 0)
     except BaseException as error:  # noqa: BLE001  the last frame: nothing above could handle it
-        known = first_known(error)
         if debug:
             traceback.print_exc()
-        if known is not None:
-            print(f"{command.name}: error: {known}", file=sys.stderr)
-            return known.exit_code
-        if isinstance(error, SystemExit):
-            return int(error.code or 0)
-        if not debug:
-            print(
-                f"{command.name}: internal error: {_describe(error)}; run again with --debug", file=sys.stderr
-            )
+        return _report(command, error, debug)
+
+
+def _report(command: Command, error: BaseException, debug: bool) -> int:
+    """Say in one line what went wrong; the exit code for it."""
+    known, first = first_known(error), _first(error)
+    if known is not None:
+        print(f"{command.name}: error: {known}", file=sys.stderr)
+        return known.exit_code
+    if isinstance(first, BrokenPipeError):  # whoever read stdout has gone, and knows
         return 1
+    if not debug:
+        what = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
+        print(f"{command.name}: internal error: {what}; run again with --debug", file=sys.stderr)
+    return 1
 
 
 def parse_options(command: Command, options_type: type[O], arguments: Sequence[str]) -> O:
@@ -131,9 +152,7 @@ def set_up_logging(debug: bool) -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s"
-        if not debug
-        else "%(asctime)s %(levelname)s %(name)s %(message)s",
+        format=f"%(asctime)s %(levelname)s {'%(name)s ' if debug else ''}%(message)s",
         datefmt="%H:%M:%S",
         force=True,
     )
@@ -150,7 +169,7 @@ def print_json(document: object) -> None:
 
 
 def first_known(error: BaseException) -> BlocktrainError | None:
-    """The first error of ours in an exception or a (nested) group of them, if all of it is known."""
+    """The first error of ours in an exception or a (nested) group of them; the rest follows from it."""
     if isinstance(error, BlocktrainError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -166,19 +185,19 @@ async def _cancel_on_sigterm(work: Awaitable[int]) -> int:
     return await work
 
 
-def _describe(error: BaseException) -> str:
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return error
 
 
 def _read_config(path: Path, options_type: type[O]) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # tomllib lets int() complain of too many digits
+        raise UsageError(f"--config {path}: not valid TOML: {str(error)[:200]}") from None
     data = {str(name).replace("-", "_"): value for name, value in data.items()}
     try:
         options = from_mapping(options_type, data, error=UsageError)
@@ -208,6 +227,7 @@ def _merge_repeated(options_type: type[O], arguments: Sequence[str]) -> list[str
     target = rest
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        name = name.replace("_", "-")  # tyro takes both
         if name in several:
             target = merged.setdefault(name, [])
             if equals:
@@ -222,7 +242,8 @@ def _merge_repeated(options_type: type[O], arguments: Sequence[str]) -> list[str
 
 def _flatten(box: str) -> str:
     """The message inside tyro's framed error, as one line."""
+    box = re.sub(r"\A\s*[^\n]+\n\s*-{4,}\s*\n", "", box)  # the title, where a frame can't be drawn
     lines: Iterator[str] = (line.strip(" │╭╮╰╯") for line in box.splitlines())
-    texts = [line for line in lines if line and not re.fullmatch(r"─*( [^─]+ )?─*", line)]
+    texts = [line for line in lines if line and not re.fullmatch(r"-*|─*( [^─]+ )?─*", line)]
     kept = [t for t in texts if not t.startswith(("For full helptext", "Argument helptext", "Got errors"))]
     return " ".join(kept)[:300] or "bad usage"

@@ -25,9 +25,9 @@ def hold_home(chosen: str, kind: str) -> Iterator[Path]:
         HomeError: it can't be made or written, or another process holds the chosen one.
     """
     if chosen:
-        candidates: Iterator[Path] = iter([Path(chosen).expanduser()])
+        candidates: Iterator[Path] = iter([_expand(Path(chosen))])
     else:
-        candidates = (DEFAULT_PARENT.expanduser() / f"{kind}-{n}" for n in itertools.count(1))
+        candidates = (_expand(DEFAULT_PARENT) / f"{kind}-{n}" for n in itertools.count(1))
     for folder in candidates:
         lock = _try_lock(folder)
         if lock is not None:
@@ -36,9 +36,15 @@ def hold_home(chosen: str, kind: str) -> Iterator[Path]:
             finally:
                 os.close(lock)  # and with it the lock; the kernel does the same after a kill
             return
-    raise HomeError(
-        f"{chosen} is in use by process {_holder(Path(chosen).expanduser())}; give another --home"
-    )
+    raise HomeError(f"{chosen} is in use by process {_holder(_expand(Path(chosen)))}; give another --home")
+
+
+def _expand(folder: Path) -> Path:
+    """The folder with a leading `~` replaced. Raises: HomeError."""
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise HomeError(f"{folder}: there is no such user here; choose another --home") from None
 
 
 def _try_lock(folder: Path) -> int | None:

@@ -35,7 +35,7 @@ _REASON = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*"
 class Join:
     """A holder asks another to be in its next averaging round."""
 
-    round: int = bounded(low=0, high=2**53)
+    round: int = bounded(low=0, high=2**53 - 1)
     """Rounds behind the sender's anchor."""
     anchor: str = bounded(pattern=_HEX32)
     samples: int = bounded(low=0, high=2**53)

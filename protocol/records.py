@@ -34,7 +34,7 @@ class PeerRecord:
     """What a holder says about itself. Everything is its own claim; nothing is trusted for safety."""
 
     block: int = bounded(low=0, high=63)
-    round: int = bounded(low=0, high=2**53)
+    round: int = bounded(low=0, high=2**53 - 1)
     """Rounds that its anchor has behind it."""
     step: int = bounded(low=0, high=2**53)
     """Local steps so far."""
