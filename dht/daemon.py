@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections import deque
@@ -31,6 +33,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 _FOLDER_PREFIX = "blocktrain-p2p-"
 _PR_SET_PDEATHSIG = 1
+_PORT_IN_USE = "the port is in use; choose another --listen address or stop the other program"
 _BANNER = ("Control socket:", "Peer ID:", "Peer Addrs:", "/")
 """How the lines begin that p2pd prints when all is well."""
 _LINE_BYTES = 1_048_576
@@ -60,6 +63,8 @@ async def run_daemon(config: DaemonConfig, group: asyncio.TaskGroup) -> AsyncIte
         DaemonError: it did not start; the message says why in one line.
     """
     _sweep_folders_of_the_dead()
+    for address in config.listen:
+        _check_port(address)
     folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
     try:
         process = await _spawn(config, folder)
@@ -78,6 +83,25 @@ async def run_daemon(config: DaemonConfig, group: asyncio.TaskGroup) -> AsyncIte
             await asyncio.shield(_stop(process))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_port(address: str) -> None:
+    """Refuse a TCP port that is taken: libp2p would share it with another daemon and hear half of the calls.
+
+    Raises:
+        DaemonError: names the address.
+    """
+    _, family, host, protocol, port, *_ = [*address.split("/"), "", "", "", ""]
+    kinds = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
+    if protocol != "tcp" or family not in kinds or port == "0":
+        return
+    with socket.socket(kinds[family], socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended don't count
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise DaemonError(f"{address}: {_PORT_IN_USE}") from None
 
 
 async def _spawn(config: DaemonConfig, folder: Path) -> asyncio.subprocess.Process:
@@ -177,7 +201,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def _reason(last_words: deque[str]) -> str:
     text = " ".join(last_words)[-400:] or "it said nothing"
     if "address already in use" in text:
-        return f"the port is in use; choose another --listen address or stop the other program ({text})"
+        return f"{_PORT_IN_USE} ({text})"
     if "cannot assign requested address" in text:
         return f"this machine does not have that address; choose another --listen address ({text})"
     return text

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from blocktrain.dht.directory import Directory, Holder
-from blocktrain.dht.reduction import clamp_weights
+from blocktrain.dht.reduction import MAX_WEIGHT_RATIO, MIN_WEIGHT, clamp_weights
 from blocktrain.dht.streams import Stream, Streams
 from blocktrain.dht.swarm import dht_time
 from blocktrain.protocol.errors import NetworkError, PeerError, RoundAborted
@@ -35,6 +35,8 @@ GRACE_S = 5.0
 """How long after the deadline a follower still waits for the leader's word."""
 ARRIVE_S = 3.0
 """Wait at least so long: at a deadline, holders whose steps are not done come a little apart."""
+MAX_LEAD = 3
+"""Rounds that a group's furthest member may be ahead of us; further, and we have to catch up first."""
 MAX_REDIRECTS = 5
 """About one a second: two holders whose clocks differ may disagree so long about whose term it is."""
 W = TypeVar("W", Begin, Redirect)
@@ -243,6 +245,9 @@ class Rendezvous:
         peers = [m.peer_id for m in begin.members]
         if self._me not in peers or leader not in peers or peers != sorted(set(peers)):
             raise PeerError(leader, "began a round with a wrong list of members")
-        if (begin.relative and begin.round != join.round + 1) or begin.round <= join.round:
+        expected = range(join.round + 1, join.round + (2 if begin.relative else 2 + MAX_LEAD))
+        if begin.round not in expected:
             raise PeerError(leader, f"began round {begin.round}, we have {join.round} behind us")
+        if not all(MIN_WEIGHT <= m.weight <= MAX_WEIGHT_RATIO for m in begin.members):
+            raise PeerError(leader, "began a round with a weight that the rules don't allow")
         return begin

@@ -80,6 +80,20 @@ async def test_a_port_in_use_is_named(identity: Path) -> None:
         )
 
 
+async def test_a_port_of_another_daemon_is_not_shared(identity: Path, tmp_path: Path) -> None:
+    """libp2p sets SO_REUSEPORT: two daemons would take turns in answering, and neither would know."""
+    load_or_create_identity(tmp_path / "other")
+    async with (
+        asyncio.TaskGroup() as group,
+        run_daemon(DaemonConfig(identity, (LOOPBACK,)), group) as p2p,
+    ):
+        (address,) = map(str, await p2p.get_visible_maddrs())
+        listen = address.rpartition("/p2p/")[0]
+        with pytest.raises(DaemonError, match=f"{listen}: the port is in use; choose another --listen"):
+            async with run_daemon(DaemonConfig(tmp_path / "other", (listen,)), group):
+                pytest.fail("it started")
+
+
 async def test_an_address_of_another_machine_is_named(identity: Path) -> None:
     found = await reason(DaemonConfig(identity, ("/ip4/192.0.2.1/tcp/0",)))
     assert "this machine does not have that address" in found
