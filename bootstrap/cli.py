@@ -66,9 +66,7 @@ async def run(options: BootstrapOptions) -> int:
     announce = tuple(parse_address(a, listening=True) for a in options.announce)
     with hold_home(options.home, "seed") as home, stop_signals() as stop:
         identity = load_or_create_identity(home / "identity.key")
-        daemon = DaemonConfig(
-            home / "identity.key", with_last_port(home, listen), announce, relay_service=True
-        )
+        daemon = DaemonConfig(home / "identity.key", with_last_port(home, listen), announce)
         async with (
             asyncio.TaskGroup() as group,
             join_swarm(identity, JoinConfig(daemon, peers), group) as swarm,

@@ -24,9 +24,10 @@ from blocktrain.bootstrap.result import Evaluation, compose_result, training_sec
 from blocktrain.bootstrap.view import SwarmView, show_swarm
 from blocktrain.dht.daemon import die_with_parent
 from blocktrain.dht.session import visit_run
+from blocktrain.model.bands import noise_bands
 from blocktrain.model.text import open_text, split
 from blocktrain.protocol.command import Command, CommonOptions, print_json, run_command
-from blocktrain.protocol.errors import NetworkError, UsageError
+from blocktrain.protocol.errors import HomeError, NetworkError, UsageError
 from blocktrain.protocol.home import hold_home
 from blocktrain.protocol.spec import RunSpec
 
@@ -174,17 +175,26 @@ def _specification(options: SwarmOptions) -> RunSpec:
         model = replace(model, blocks=options.blocks)
     if options.steps_per_round:
         rounds = replace(rounds, steps=options.steps_per_round)
-    return RunSpec.from_mapping(replace(spec, model=model, rounds=rounds).to_mapping())
+    spec = RunSpec.from_mapping(replace(spec, model=model, rounds=rounds).to_mapping())
+    noise_bands(spec.noise, spec.model.blocks)  # noise that can't be drawn ends here, not in every process
+    return spec
 
 
 def _prepare(home: Path, *, fresh: bool) -> None:
-    """Make the home a swarm's; a default one is emptied of the swarm before, which was thrown away."""
+    """Make the home a swarm's; a default one is emptied of the swarm before, which was thrown away.
+
+    Raises:
+        HomeError: it can't be written or emptied.
+    """
     marker = home / MARKER
-    if fresh and marker.exists():
-        for entry in home.iterdir():
-            if entry.name == "seed" or entry.name.startswith(("node-", "logs")):
-                shutil.rmtree(entry)
-    marker.write_text("{}\n")
+    try:
+        if fresh and marker.exists():
+            for entry in home.iterdir():
+                if entry.name == "seed" or entry.name.startswith(("node-", "logs")):
+                    shutil.rmtree(entry)
+        marker.write_text("{}\n")
+    except OSError as error:
+        raise HomeError(f"{error.filename}: can't be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktrain.dht.daemon import die_with_parent
-from blocktrain.protocol.errors import NetworkError
+from blocktrain.protocol.errors import HomeError, NetworkError
 from blocktrain.protocol.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -120,9 +120,12 @@ class LocalSwarm:
         await node.process.wait()
 
     async def start_seed(self, extra: Sequence[str] = ()) -> None:
-        """Start the seed and learn its address. Raises: NetworkError with its own reason."""
+        """Start the seed and learn its address. Raises: HomeError, or NetworkError with its own reason."""
         run_file = self.config.home / "run.toml"
-        run_file.write_text(self.config.spec.to_toml())
+        try:
+            run_file.write_text(self.config.spec.to_toml())
+        except OSError as error:
+            raise HomeError(f"{run_file}: can't be written: {error.strerror}") from None
         arguments = ["--publish", str(run_file), "--listen", LOOPBACK, "--json"]
         arguments += ["--home", str(self.config.home / "seed"), *extra]
         self._seed, log_file = await self._spawn("blocktrain.bootstrap.cli", arguments, "seed")
@@ -151,8 +154,12 @@ class LocalSwarm:
         self, module: str, arguments: Sequence[str], name: str
     ) -> tuple[asyncio.subprocess.Process, Path]:
         log_file = self.config.home / "logs" / f"{name}.log"
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as errors:
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            errors = log_file.open("ab")
+        except OSError as error:
+            raise HomeError(f"{log_file}: can't be written: {error.strerror}") from None
+        with errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -32,7 +32,7 @@ class SwarmView:
             self._live.update(self._table(swarm))
         elif time.monotonic() - self._said > LINE_EVERY_S:
             self._said = time.monotonic()
-            self._console.print(self._line(swarm), highlight=False)
+            self._console.print(self._line(swarm), highlight=False, soft_wrap=True)
 
     def _table(self, swarm: LocalSwarm) -> Group:
         table = Table(title=f"run {swarm.config.spec.name} · seed {swarm.address}", title_justify="left")

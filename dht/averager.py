@@ -65,10 +65,12 @@ class BlockAverager:
         """
         try:
             begin = await self.rendezvous.gather(join, deadline)
-            return await self._exchange(begin, await take_snapshot())
+            commit = await self._exchange(begin, await take_snapshot())
         except RoundAborted as error:
-            self.rendezvous.suspect(error.culprits)
+            self.rendezvous.suspicions.blame(p for p in error.culprits if p != self._streams.swarm.peer_id)
             raise
+        self.rendezvous.suspicions.forgive(commit.members)
+        return commit
 
     async def _exchange(self, begin: Begin, snapshot: Snapshot) -> Commit:
         started = time.monotonic()

@@ -49,8 +49,6 @@ class DaemonConfig:
     """Multiaddrs to listen on; port 0 lets the system choose."""
     announce: tuple[str, ...] = ()
     """Multiaddrs to tell others instead of those found on the interfaces."""
-    relay_service: bool = False
-    """Relay connections between peers that can't reach each other."""
 
 
 @contextlib.asynccontextmanager
@@ -113,13 +111,11 @@ async def _spawn(config: DaemonConfig, folder: Path) -> asyncio.subprocess.Proce
         "-dhtServer=1",  # lets peers find each other's addresses by peer id
         "-b=0",  # we dial the initial peers ourselves, to know which failed and why
         "-natPortMap=0",
-        f"-relayService={int(config.relay_service)}",
+        "-relayService=0",  # ours has no limit of 128 KiB and two minutes (dht/circuit.py)
         f"-idleTimeout={START_TIMEOUT_S:.0f}s",
     ]
     if config.announce:
         arguments.append(f"-announceAddrs={','.join(config.announce)}")
-    if config.relay_service:
-        arguments.append("-forceReachabilityPublic=1")
     try:
         return await asyncio.create_subprocess_exec(
             str(binary),

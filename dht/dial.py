@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr
+from multiaddr import Multiaddr  # hivemind's makes wrong bytes of /p2p/PEER_ID/p2p-circuit
 
 from blocktrain.protocol.addresses import parse_address, peer_id_of
 from blocktrain.protocol.errors import AddressError, PeerError

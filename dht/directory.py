@@ -54,11 +54,16 @@ class Directory:
         value = seal(self.swarm.identity, key_digest(key), expires, record)
         return await self.swarm.store(key, value, expires, subkey=self.swarm.peer_id)
 
-    async def holders(self) -> dict[int, tuple[Holder, ...]]:
-        """Block → its live holders, sorted by peer id. Raises: NetworkError when the DHT hangs."""
+    async def holders(self, *, joining: bool = False) -> dict[int, tuple[Holder, ...]]:
+        """Block → its live holders, sorted by peer id; with `joining`, those too that are still on their way.
+
+        Raises:
+            NetworkError: the DHT hangs.
+        """
         names = {keys.holders(self.spec.fingerprint, b): b for b in range(self.spec.model.blocks)}
         found = await self.swarm.get(list(names))
-        return {block: self._live(name, found[name], block) for name, block in names.items()}
+        live = {block: self._live(name, found[name], block) for name, block in names.items()}
+        return {b: tuple(h for h in hs if joining or not h.record.joining) for b, hs in live.items()}
 
     def _live(self, key: str, value: object, block: int) -> tuple[Holder, ...]:
         holders = []
@@ -71,6 +76,8 @@ class Directory:
                 log.debug("ignoring a record under %s: %s", key, error)
                 continue
             if record.block == block and not record.leaving:
+                if self.swarm.relays is not None:
+                    self.swarm.relays.suggest(peer_id, record.addresses)
                 holders.append(Holder(peer_id, record, item.expiration_time))
         return tuple(sorted(holders, key=lambda h: h.peer_id))
 

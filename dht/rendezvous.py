@@ -9,6 +9,7 @@ at the deadline with those who have. Training goes on meanwhile; nobody waits in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from blocktrain.dht.directory import Directory, Holder
 from blocktrain.dht.reduction import MAX_WEIGHT_RATIO, MIN_WEIGHT, clamp_weights
 from blocktrain.dht.streams import Stream, Streams
+from blocktrain.dht.suspicion import Suspicions
 from blocktrain.dht.swarm import dht_time
 from blocktrain.protocol.errors import NetworkError, PeerError, RoundAborted
 from blocktrain.protocol.messages import MAX_GROUP, Begin, Join, Member, Redirect, Waiting
@@ -29,8 +31,6 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
 """A leader that sends no heartbeat for this long is given up."""
 LEADER_TERM_S = 60
-SUSPECT_S = 15.0
-"""A holder that spoilt a round is not waited for, followed or taken into a group for this long."""
 GRACE_S = 5.0
 """How long after the deadline a follower still waits for the leader's word."""
 ARRIVE_S = 3.0
@@ -57,15 +57,9 @@ class Rendezvous:
         self._holders: dict[str, Holder] = {}
         self._followers: dict[str, _Follower] = {}
         self._came = asyncio.Event()
-        self._following, self._staying = "", False
-        self._deadline = 0.0
-        self._suspects: dict[str, float] = {}
+        self._following, self._staying, self._deadline = "", False, 0.0
+        self.suspicions = Suspicions()
         self.purpose = f"join-{block}"
-
-    def suspect(self, peer_ids: Sequence[str]) -> None:
-        """Neither wait for these peers, nor follow them, nor begin a round with them for a while."""
-        until = dht_time() + SUSPECT_S
-        self._suspects |= {peer: until for peer in peer_ids if peer != self._me}
 
     def note_holders(self, holders: Sequence[Holder]) -> None:
         """Take over what the directory says about this block now."""
@@ -74,10 +68,16 @@ class Rendezvous:
     @property
     def others(self) -> tuple[str, ...]:
         """Other live holders that are not under suspicion."""
-        return tuple(p for p in self._holders if not self._is_suspect(p))
+        return tuple(p for p in self._holders if p not in self.suspicions)
 
-    def _is_suspect(self, peer: str) -> bool:
-        return self._suspects.get(peer, 0.0) >= dht_time()
+    async def pause(self, seconds: float | None = None) -> None:
+        """Wait so long (by default until a holder may be trusted again), or until one comes to us."""
+        if seconds is None:
+            seconds = self.suspicions.first_end_s(self._holders)
+        self._came.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._came.wait()
 
     async def gather(self, join: Join, deadline: float) -> Begin:
         """Find a group, by leading or by following, until shortly after `deadline` (DHT time).
@@ -95,7 +95,7 @@ class Rendezvous:
                 else:
                     answer = await self._follow(leader, join, deadline)
             except PeerError as error:
-                self.suspect([error.peer_id])
+                self.suspicions.blame([error.peer_id])
                 log.debug("leader failed: %s", error)
                 if dht_time() > deadline + GRACE_S:
                     raise RoundAborted(str(error), (error.peer_id,)) from None
@@ -103,11 +103,11 @@ class Rendezvous:
                 continue
             if isinstance(answer, Begin):
                 return answer
-            sent_to = "" if self._is_suspect(answer.leader) else answer.leader
+            sent_to = "" if answer.leader in self.suspicions else answer.leader
             redirects = redirects + 1 if dht_time() - redirected < SILENCE_S else 1
             redirected = dht_time()
             if redirects > MAX_REDIRECTS:  # round in circles
-                self.suspect([leader])
+                self.suspicions.blame([leader])
                 sent_to = ""
             elif redirects > 1:
                 await asyncio.sleep(HEARTBEAT_S)
@@ -168,13 +168,12 @@ class Rendezvous:
                 return self._tell(self._waiting, Redirect(successor))
         finally:
             self._staying = False
-        welcome = [(peer, f.join) for peer, f in self._waiting.items() if not self._is_suspect(peer)]
+        welcome = [(peer, f.join) for peer, f in self._waiting.items() if peer not in self.suspicions]
         joins = dict(welcome[: MAX_GROUP - 1])
         if not joins:
             raise RoundAborted("no other holder came in time", self.others)
         own_addresses = (await self._streams.swarm.addresses())[:MAX_ADDRESSES]
-        begin = self._compose({**joins, self._me: join}, own_addresses)
-        return self._tell(joins, begin)
+        return self._tell(joins, self._compose({**joins, self._me: join}, own_addresses))
 
     async def _await_followers(self, deadline: float) -> str | None:
         """Until all other holders follow us, none is left, or the deadline; who leads now if not we."""
@@ -233,10 +232,8 @@ class Rendezvous:
                         return answer
                     if not isinstance(answer, Waiting):
                         raise PeerError(leader, f"sent {type(answer).__name__} to a follower")
-                    latest = max(
-                        deadline, min(answer.deadline, dht_time() + self._directory.spec.rounds.deadline_s)
-                    )
-                    if dht_time() > latest + GRACE_S:
+                    latest = dht_time() + self._directory.spec.rounds.deadline_s
+                    if dht_time() > max(deadline, min(answer.deadline, latest)) + GRACE_S:
                         raise RoundAborted("the leader did not begin the round by the deadline", (leader,))
         finally:
             self._following = ""

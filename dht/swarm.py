@@ -21,8 +21,10 @@ from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import get_dht_time
 
+from blocktrain.dht.circuit import DialBack, Relay
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
 from blocktrain.dht.dial import BACKOFF, DIAL_TIMEOUT_S, dial, leads_to
+from blocktrain.dht.relays import Relays, keep_relays, outside_address
 from blocktrain.dht.validator import RecordValidator
 from blocktrain.protocol.addresses import peer_id_of
 from blocktrain.protocol.errors import JoinError, NetworkError, PeerError
@@ -62,6 +64,10 @@ class Swarm:
     validator: RecordValidator
     group: asyncio.TaskGroup
     """The process's task group: whatever runs in the background runs in it."""
+    relays: Relays | None = None
+    """Peers through which others reach this node; None if they reach it without."""
+    outside: str = ""
+    """The address at which a peer has reached this node with a connection of its own."""
     _dialled: set[str] = field(default_factory=set)
 
     @property
@@ -79,7 +85,9 @@ class Swarm:
             found = [str(a) for a in await self.p2p.get_visible_maddrs(latest=True)]
         except (OSError, asyncio.IncompleteReadError, P2PDaemonError) as error:
             raise NetworkError(f"the libp2p daemon does not tell our addresses: {error}") from None
-        return tuple(sorted(found, key=lambda a: ("/127." in a or "/ip6/::1/" in a, a)))
+        found += [f"{self.outside}/p2p/{self.peer_id}"] if self.outside else []
+        found += self.relays.addresses(self.peer_id) if self.relays else ()
+        return tuple(sorted(set(found), key=lambda a: ("/127." in a or "/ip6/::1/" in a, a)))
 
     async def connect(self, peer_id: str, addresses: Sequence[str] = ()) -> None:
         """Make sure that the daemon knows how to reach a peer, by its own account of its addresses.
@@ -129,11 +137,15 @@ async def join_swarm(
     """
     async with run_daemon(config.daemon, group) as p2p:
         validator = RecordValidator()
+        await Relay(p2p).start()
+        await DialBack(p2p).start()
         reached = await _dial_until_one_answers(p2p, identity.peer_id, config)
+        taken_at_its_word = config.client_mode or bool(config.daemon.announce)
+        outside = None if taken_at_its_word else await outside_address(p2p, reached)
         dht = await DHTNode.create(
             p2p=p2p,
             initial_peers=reached or None,
-            client_mode=config.client_mode,
+            client_mode=config.client_mode or outside == "",
             record_validator=validator,
             ensure_bootstrap_success=False,
             cache_locally=False,  # a directory must not show what was true a while ago
@@ -141,7 +153,8 @@ async def join_swarm(
         )
         try:
             await _check_clock(dht, reached)
-            yield Swarm(identity, p2p, dht, validator, group)
+            async with keep_relays(p2p, dht, config.initial_peers, outside == "", group) as relays:
+                yield Swarm(identity, p2p, dht, validator, group, relays, outside or "")
         finally:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2):

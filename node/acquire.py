@@ -14,7 +14,7 @@ from blocktrain.node import checkpoint
 from blocktrain.node.fetch import fetch_state, strip_prefix, wanted_block, wanted_table
 from blocktrain.node.progress import transfer_bar
 from blocktrain.node.trainer import Trainer, TrainingThread
-from blocktrain.protocol.errors import CheckpointError, TransferError
+from blocktrain.protocol.errors import TransferError
 
 log = logging.getLogger(__name__)
 RETRY_S = 3.0
@@ -80,15 +80,8 @@ async def _download_table(
 
 def _resume(trainer: Trainer, folder: Path) -> str:
     """Restore the newest usable checkpoint; in the training thread. Empty: there is none."""
-    found = checkpoint.load_newest(folder)
-    if found is None:
-        return ""
-    try:
-        checkpoint.restore(trainer, found)
-    except CheckpointError as error:
-        log.warning("checkpoint in %s skipped: %s", folder, error)
-        return ""
-    return f"checkpoint of round {found.round}, step {found.step}, in {folder}"
+    found = checkpoint.restore_newest(trainer, folder)
+    return "" if found is None else f"checkpoint of round {found.round}, step {found.step}, in {folder}"
 
 
 def _ahead(holders: Sequence[Holder], own_round: int) -> list[Holder]:

@@ -1,7 +1,7 @@
 """Checkpoints: everything a node needs to go on where it stopped, as safetensors with metadata.
 
-Written to a temporary file, synced, renamed; the last two are kept. A damaged one is named and the one
-before is used.
+Written to a temporary file, synced, renamed; the last two are kept. One that can't be used is named, and
+the one before is used.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint so that a crash at any moment leaves it whole or absent; keep the last two.
 
+    Files of later rounds stay: they were passed over, so they are damaged or another release's.
+
     Raises:
         CheckpointError: the disk is full or the folder can't be written; older files are untouched.
     """
@@ -100,7 +102,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         write_tensors(partial, checkpoint.tensors, metadata, FORMAT)
         partial.replace(path)
         sync_folder(folder)
-        for old in _files(folder)[KEEP:]:
+        for old in [file for file in _files(folder) if file.name <= path.name][KEEP:]:
             old.unlink()
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -120,13 +122,23 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(metadata.get("fingerprint", ""), block, round_number, step, tokens, tensors)
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are named in a warning and passed over."""
+def restore_newest(trainer: Trainer, folder: Path) -> Checkpoint | None:
+    """Restore the newest checkpoint that can be used; the others are named in a warning and passed over.
+
+    To be called in the training thread.
+    """
     for path in _files(folder):
         try:
-            return load(path)
+            found = load(path)
         except CheckpointError as error:
             log.warning("checkpoint skipped: %s", error)
+            continue
+        try:
+            restore(trainer, found)
+        except CheckpointError as error:
+            log.warning("checkpoint skipped: %s: %s", path, error)
+            continue
+        return found
     return None
 
 

@@ -18,10 +18,18 @@ from blocktrain.model.bands import noise_bands
 from blocktrain.model.text import BatchStream, Text, open_text, split
 from blocktrain.model.train_step import Learner
 from blocktrain.node.acquire import acquire_state
+from blocktrain.node.claim import claim_block, look_for_block
 from blocktrain.node.events import EventLog, open_events
-from blocktrain.node.options import NodeOptions
-from blocktrain.node.placement import choose_block, parse_block
-from blocktrain.node.preflight import check_room, describe_text, estimate_needs, pick_device, set_threads
+from blocktrain.node.options import NodeOptions, check_options
+from blocktrain.node.placement import parse_block
+from blocktrain.node.preflight import (
+    check_room,
+    describe_model,
+    describe_text,
+    estimate_needs,
+    pick_device,
+    set_threads,
+)
 from blocktrain.node.service import Limits, Node
 from blocktrain.node.trainer import Trainer, TrainingThread
 from blocktrain.node.work import Work
@@ -38,7 +46,6 @@ COMMAND = Command(
     "Hold and train one block of a run, together with others.",
     "blocktrain-node --initial-peers /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo… --data my.txt",
 )
-CHOICE_JITTER_S = 1.5
 
 
 def main() -> None:
@@ -48,6 +55,7 @@ def main() -> None:
 
 async def run(options: NodeOptions) -> int:
     """Run a node until it is stopped."""
+    check_options(options)
     peers = parse_addresses(options.initial_peers)
     if not peers:
         raise UsageError(
@@ -55,7 +63,11 @@ async def run(options: NodeOptions) -> int:
         )
     if not options.data:
         raise UsageError("--data is missing: name a file, a folder or a glob of text to train on")
+    listen = tuple(parse_address(a, listening=True) for a in options.listen)
+    announce = tuple(parse_address(a, listening=True) for a in options.announce)
     text = open_text(options.data)
+    pick_device(options.device)  # one that isn't here ends it before anything is joined
+    set_threads(options.threads)
     with (
         hold_home(options.home, "node") as home,
         open_events(options.events) as events,
@@ -63,11 +75,7 @@ async def run(options: NodeOptions) -> int:
     ):
         identity = load_or_create_identity(home / "identity.key")
         log.info("identity %s, kept in %s", identity.peer_id, home / "identity.key")
-        daemon = DaemonConfig(
-            home / "identity.key",
-            tuple(parse_address(a, listening=True) for a in options.listen),
-            tuple(parse_address(a, listening=True) for a in options.announce),
-        )
+        daemon = DaemonConfig(home / "identity.key", listen, announce)
         config = JoinConfig(daemon, peers, options.join_timeout)
         async with (
             asyncio.TaskGroup() as group,
@@ -84,32 +92,39 @@ async def _work(
     spec = session.spec
     noise_bands(spec.noise, spec.model.blocks)  # a specification that leaves no noise to train on ends here
     train, heldout = split(text, spec.model.context)
-    device, threads = pick_device(options.device), set_threads(options.threads)
-    block, reason = await _pick_block(session, options.block)
-    learner = Learner.initial(spec, block, torch.device("cpu"))
+    wanted = parse_block(options.block, spec.model.blocks)
+    log.info("run %s (fingerprint %s): %s", spec.name, spec.fingerprint, describe_model(spec.model))
+    log.info("reachable at %s", " ".join(await session.swarm.addresses()))
+    log.info("text %s: %s", text.name, describe_text(train, heldout))
+    learner = Learner.initial(spec, 0, torch.device("cpu"))  # blocks differ in values, not in size
     parameters = sum(p.numel() for p in learner.parameters)
     room = check_room(estimate_needs(spec, parameters), home)
-    model = spec.model
-    shape = (
-        f"{model.blocks} blocks of {model.layers} layers, d_model {model.d_model}, context {model.context}"
-    )
-    log.info("run %s (fingerprint %s): %s", spec.name, spec.fingerprint, shape)
-    log.info("reachable at %s", " ".join(await session.swarm.addresses()))
-    log.info("block %d: %s", block, reason)
+    device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
-    log.info("text %s: %s", text.name, describe_text(train, heldout))
     if options.check:
+        block, reason = await look_for_block(session, wanted, random.Random())
+        log.info("block %d: %s", block, reason)
         log.info("everything needed is here; leave out --check to train")
         return
     with contextlib.closing(TrainingThread()) as thread:
-        trainer = await thread.call(_make_trainer, session, block, device, train)
-        folder = home / f"{spec.name}-{spec.fingerprint[:12]}" / f"block-{block}"
-        origin = await acquire_state(session, trainer, thread, folder)
+        async with claim_block(session, wanted, random.Random()) as (block, reason):
+            log.info("block %d: %s", block, reason)
+            trainer = await thread.call(_make_trainer, session, block, device, train)
+            folder = home / f"{spec.name}-{spec.fingerprint[:12]}" / f"block-{block}"
+            origin = await acquire_state(session, trainer, thread, folder)
         log.info("state from %s", origin)
+        addresses, counts = (
+            await session.swarm.addresses(),
+            {"round": trainer.round, "parameters": parameters},
+        )
         events.write(
-            "started", peer_id=session.swarm.peer_id, block=block, round=trainer.round, parameters=parameters,
-            addresses=await session.swarm.addresses(), origin=origin,
-        )  # fmt: skip
+            "started",
+            peer_id=session.swarm.peer_id,
+            block=block,
+            addresses=addresses,
+            origin=origin,
+            **counts,
+        )
         stop.work_begins()
         work = Work(session, trainer, thread, folder, events)
         await Node(work, Limits(options.rounds, options.wait_for)).run(stop.asked)
@@ -121,15 +136,6 @@ def _make_trainer(session: Session, block: int, device: torch.device, train: Tex
         train, context=spec.model.context, batch_size=spec.optimizer.batch, seed=spec.seed, peer_id=peer_id
     )
     return Trainer(Learner.initial(spec, block, device), stream, peer_id)
-
-
-async def _pick_block(session: Session, wanted: str) -> tuple[int, str]:
-    chosen = parse_block(wanted, session.spec.model.blocks)
-    if chosen is not None:
-        return chosen, "asked for with --block"
-    rng = random.Random()
-    await asyncio.sleep(rng.uniform(0.0, CHOICE_JITTER_S))  # newcomers that start together see each other
-    return choose_block(await session.directory.holders(), rng)
 
 
 if __name__ == "__main__":

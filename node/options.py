@@ -7,7 +7,12 @@ from typing import Annotated
 
 import tyro
 
+from blocktrain.protocol.errors import UsageError
 from blocktrain.protocol.options import NetworkOptions
+from blocktrain.protocol.records import MAX_TTL_S
+
+MIN_TTL_S = 3.0
+"""Records are renewed three times within their lifetime; more often than once a second is a burden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +43,15 @@ class NodeOptions(NetworkOptions):
     """Append what happens to this file as JSON lines; -: to stdout."""
     check: bool = False
     """Only check whether this node could train, and say so."""
+
+
+def check_options(options: NodeOptions) -> None:
+    """Refuse numbers that can't work. Raises: UsageError."""
+    for name, value, low, high in (
+        ("rounds", options.rounds, 0, 2**53),
+        ("wait-for", options.wait_for, 1, 10**6),
+        ("record-ttl", options.record_ttl, MIN_TTL_S, MAX_TTL_S),
+        ("join-timeout", options.join_timeout, 0, 10**9),
+    ):
+        if not low <= value <= high:
+            raise UsageError(f"--{name} {value}: must be from {low:g} to {high:g}")

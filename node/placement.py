@@ -13,8 +13,8 @@ def parse_block(text: str, blocks: int) -> int | None:
     """The value of `--block`: a number, or None for `auto`. Raises: UsageError."""
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) >= blocks:
-        raise UsageError(f"--block {text!r}: this run has blocks 0 to {blocks - 1}; or give auto")
+    if not text.isdecimal() or len(text) > 9 or int(text) >= blocks:
+        raise UsageError(f"--block {text[:40]!r}: this run has blocks 0 to {blocks - 1}; or give auto")
     return int(text)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from blocktrain.model.text import Text
 from blocktrain.protocol.errors import HomeError, UsageError
-from blocktrain.protocol.spec import RunSpec
+from blocktrain.protocol.spec import ModelSpec, RunSpec
 
 CHECKPOINTS_ON_DISK = 3
 """The two that are kept and the one being written."""
@@ -58,15 +58,16 @@ class Needs:
 def estimate_needs(spec: RunSpec, parameters: int) -> Needs:
     """Estimate from the shapes, before anything is allocated.
 
-    In float32: parameters, gradients, two moments, the anchor, and three copies while a round is averaged
-    (snapshot, difference, mean): 8 × 4 bytes a parameter. Activations: about 34 values a layer, token and
-    unit of width, and 6 logits a token and vocabulary entry. 300 MB for the interpreter and libraries.
+    In float32: parameters, gradients, two moments and the anchor, 20 bytes a parameter; and 48 while a
+    checkpoint is written (a copy of all but the gradients, twice more as bytes), which is more than a round
+    takes. Activations: about 34 values a layer, token and unit of width, and 6 logits a token and vocabulary
+    entry. 450 MB for the interpreter and libraries.
     """
     model, batch = spec.model, spec.optimizer.batch
     tokens = batch * model.context
     activations = 4 * tokens * (34 * model.layers * model.d_model + 6 * model.vocabulary_size)
     return Needs(
-        parameters, 32 * parameters + activations + 300_000_000, CHECKPOINTS_ON_DISK * 16 * parameters
+        parameters, 68 * parameters + activations + 450_000_000, CHECKPOINTS_ON_DISK * 16 * parameters
     )
 
 
@@ -85,6 +86,11 @@ def check_room(needs: Needs, home: Path) -> str:
         f"{needs.memory / 1e6:,.0f} MB needed, {free_memory / 1e6:,.0f} free; "
         f"disk {needs.disk / 1e6:,.0f} MB of {free_disk / 1e6:,.0f}"
     )
+
+
+def describe_model(model: ModelSpec) -> str:
+    """Shape of a run's model, in words."""
+    return f"{model.blocks} blocks of {model.layers} layers, d_model {model.d_model}, context {model.context}"
 
 
 def describe_text(train: Text, heldout: Text) -> str:

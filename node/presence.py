@@ -46,7 +46,7 @@ async def keep_specification(work: Work) -> None:
 async def await_nodes(work: Work, count: int) -> None:
     """Begin together: wait until so many nodes, we included, are in the directory."""
     seen = -1
-    while (here := sum(map(len, work.known.values()))) < count:
+    while count > 1 and (here := sum(map(len, work.known.values()))) < count:
         if here != seen:
             log.info("waiting for %d nodes; %d are here", count, here)
             seen = here

@@ -11,12 +11,14 @@ from blocktrain.dht.directory import Holder
 from blocktrain.dht.swarm import dht_time
 from blocktrain.node.acquire import download_block
 from blocktrain.node.work import Work
-from blocktrain.protocol.errors import NetworkError, RoundAborted
+from blocktrain.protocol.errors import NetworkError, RoundAborted, TransferError
 from blocktrain.protocol.messages import Join
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+DISBELIEF_S = 120.0
+"""A holder that claims a lead and can't show it is not believed for this long."""
 
 
 class Rounds:
@@ -30,6 +32,7 @@ class Rounds:
         self.committed = asyncio.Event()
         self._deadline = 0.0
         self._failures = 0
+        self._disbelieved: dict[str, float] = {}
 
     async def run(self) -> None:
         """Until the last round is behind us."""
@@ -57,17 +60,16 @@ class Rounds:
         """One attempt. Raises: RoundAborted, NetworkError; then nothing has changed."""
         work = self._work
         peers = await work.look()
-        if behind := self._out_of_reach(peers):
-            origin = await download_block(work.session, work.trainer, work.thread, behind)
-            log.info("fell behind; took the block over from %s", origin)
-            await self._after_success("resynced", 1)
+        if ahead := self._out_of_reach(peers):
+            await self._catch_up(ahead)
             return
         if not peers:
             await self._alone()
             return
         self.averager.rendezvous.note_holders(peers)
-        if not self.averager.rendezvous.others:  # going on alone would part us from them for nothing
-            raise RoundAborted("the other holders have just failed; trying again when they had time to recover")
+        if not self.averager.rendezvous.others:  # all failed lately; going on alone would part us from them
+            await self.averager.rendezvous.pause()
+            return
         commit, snapshot, samples = await self._average()
         await work.thread.call(work.trainer.commit, commit.mean_N, commit.round, snapshot, samples)
         others = len(commit.members) - 1
@@ -76,6 +78,19 @@ class Rounds:
             *(commit.round, others, "" if others == 1 else "s", commit.seconds, work.progress()),
         )
         await self._after_success("committed", len(commit.members), round(commit.seconds, 3))
+
+    async def _catch_up(self, ahead: Sequence[Holder]) -> None:
+        """Take the block over from holders that are too far ahead. Raises: TransferError."""
+        work = self._work
+        try:
+            origin = await download_block(work.session, work.trainer, work.thread, ahead)
+        except TransferError:
+            # Claims that nobody makes good must not keep us from averaging with the others.
+            until = dht_time() + DISBELIEF_S
+            self._disbelieved |= {holder.peer_id: until for holder in ahead}
+            raise
+        log.info("fell behind; took the block over from %s", origin)
+        await self._after_success("resynced", 1)
 
     async def _average(self) -> tuple[Commit, Snapshot, int]:
         """A group's result, our snapshot in it, and the samples that the snapshot had behind it."""
@@ -101,8 +116,9 @@ class Rounds:
 
     def _out_of_reach(self, peers: Sequence[Holder]) -> list[Holder]:
         """Holders that averaging can't catch up with: two rounds ahead, or finished."""
-        own = self._work.trainer.round
-        ahead = [h for h in peers if h.record.round > own + 1 or (0 < self._last <= h.record.round)]
+        own, now = self._work.trainer.round, dht_time()
+        believed = [h for h in peers if self._disbelieved.get(h.peer_id, 0.0) < now]
+        ahead = [h for h in believed if h.record.round > own + 1 or (0 < self._last <= h.record.round)]
         return sorted(ahead, key=lambda h: -h.record.round)
 
     async def _after_success(self, result: str, members: int, seconds: float = 0.0) -> None:
@@ -125,7 +141,7 @@ class Rounds:
         if dht_time() >= self._deadline:
             self._set_deadline()
         pause = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
-        await asyncio.sleep(pause * work.rng.uniform(0.5, 1.0))
+        await self.averager.rendezvous.pause(pause * work.rng.uniform(0.5, 1.0))
 
     def _set_deadline(self) -> None:
         self._deadline = dht_time() + self._work.session.spec.rounds.deadline_s

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from blocktrain.dht.donor import StateServer
 from blocktrain.dht.gossip import TableGossip
-from blocktrain.dht.state import State, StateServer
+from blocktrain.dht.manifest import State
 from blocktrain.node.presence import advertise, await_nodes, keep_specification, withdraw
 from blocktrain.node.rounds import Rounds
 from blocktrain.node.work import Work

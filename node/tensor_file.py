@@ -24,8 +24,8 @@ def write_tensors(
     Raises:
         OSError: the system did not let us.
     """
-    marks = {"format": str(file_format), "content": content_hash(tensors)}
-    write_synced(path, encode_state(tensors, {**metadata, **marks}))
+    told = {**metadata, "format": str(file_format)}
+    write_synced(path, encode_state(tensors, told | {"content": content_hash(tensors, told)}))
 
 
 def read_tensors(path: Path, file_format: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -47,7 +47,7 @@ def read_tensors(path: Path, file_format: int) -> tuple[dict[str, Tensor], dict[
     if not {"format", "content"} <= metadata.keys():
         raise CheckpointError(f"{path}: not a file of blocktrain: its metadata lacks format or content")
     check_format(path, metadata["format"], file_format)
-    if metadata["content"] != content_hash(tensors):
+    if metadata["content"] != content_hash(tensors, metadata):
         raise CheckpointError(f"{path}: damaged: its content does not fit its hash")
     return tensors, metadata
 
@@ -61,9 +61,10 @@ def check_format(path: Path, found: object, known: int) -> None:
         raise CheckpointError(f"{path}: of format {text!r}, where this release reads format {known}: {fix}")
 
 
-def content_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal, of names, types, shapes and values."""
+def content_hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256, in hexadecimal, of names, types, shapes, values and all metadata but the hash itself."""
     content = hashlib.sha256()
+    content.update(repr(sorted((k, v) for k, v in metadata.items() if k != "content")).encode())
     for name, tensor in sorted(tensors.items()):
         content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         values = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)

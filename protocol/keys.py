@@ -16,6 +16,10 @@ RUNS = f"{_ROOT}/runs"
 """Signed announcements of the runs that can be joined here; the subkey is the announcer."""
 
 
+DIAL_BACK = f"/{_ROOT}/dial-back"
+"""libp2p protocol on which a node asks a peer whether it can be reached from outside."""
+
+
 def holders(fingerprint: str, block: int) -> str:
     """Signed records of the nodes that hold a block; the subkey is the holder."""
     return f"{_ROOT}/{fingerprint}/block/{block}"

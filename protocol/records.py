@@ -47,6 +47,8 @@ class PeerRecord:
     version: str = bounded(low=1, high=32, pattern=r"[A-Za-z0-9.+!_-]+")
     time: float = bounded(low=0, high=1e12)
     """DHT time at which it was written, seconds."""
+    joining: bool = False
+    """It has chosen this block and is getting its state: it counts for those who choose, not in rounds."""
     leaving: bool = False
     """The holder is gone: the record only hides the one before."""
 

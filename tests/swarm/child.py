@@ -3,8 +3,9 @@
     python -m tests.swarm.child ROLE HOME CLOCK_OFFSET_S [INITIAL_PEER …]
 
 It prints one JSON line once it has joined, and ends when its standard input does. Roles:
-`idle`: nothing more. `freeze`: takes part in a round of block 0 that INITIAL_PEER leads, `freeze-leading`
-in one that it leads itself, and stops itself (SIGSTOP) when it knows the group, before it sends anything.
+`idle`: nothing more. `donor`: gives away a large state of block 0. `freeze`: takes part in a round of
+block 0 that INITIAL_PEER leads, `freeze-leading` in one that it leads itself, and stops itself (SIGSTOP)
+when it knows the group, before it sends anything.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from pathlib import Path
 import uvloop
 
 from blocktrain.protocol.addresses import peer_id_of
+from tests.swarm.giving import LARGE, give
 from tests.swarm.members import daemons, hold_block, members
 
 
 async def _main(role: str, home: Path, initial: list[str]) -> None:
     async with members(1, home, peers=initial) as (member,):
         known = {"peer_id": member.peer_id, "addresses": await member.swarm.addresses()}
-        if role == "idle":
+        if role in ("idle", "donor"):
+            if role == "donor":
+                await give(member, LARGE)
             print(json.dumps(known | {"daemon": daemons()[0].pid}), flush=True)
             await asyncio.to_thread(sys.stdin.read)
             return

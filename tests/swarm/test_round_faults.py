@@ -116,7 +116,7 @@ async def test_stopping_in_the_middle_of_a_round_does_not_hang(tmp_path: Path) -
         joined[0].leave.set()
         aborted = await tasks[1]
         assert isinstance(aborted, RoundAborted)
-        assert one.member.peer_id in two.averager.rendezvous._suspects
+        assert one.member.peer_id in two.averager.rendezvous.suspicions
         assert (await asyncio.gather(tasks[0], return_exceptions=True))[0].__class__ is asyncio.CancelledError
         assert time.monotonic() - started < 6
     assert time.monotonic() - started < 10
