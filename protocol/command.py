@@ -19,7 +19,7 @@ import signal
 import sys
 import tomllib
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -241,9 +241,20 @@ def _merge_repeated(options_type: type[O], arguments: Sequence[str]) -> list[str
 
 
 def _flatten(box: str) -> str:
-    """The message inside tyro's framed error, as one line."""
+    """The message inside tyro's framed error: its first section, and what may have been meant."""
     box = re.sub(r"\A\s*[^\n]+\n\s*-{4,}\s*\n", "", box)  # the title, where a frame can't be drawn
-    lines: Iterator[str] = (line.strip(" │╭╮╰╯") for line in box.splitlines())
-    texts = [line for line in lines if line and not re.fullmatch(r"-*|─*( [^─]+ )?─*", line)]
-    kept = [t for t in texts if not t.startswith(("For full helptext", "Argument helptext", "Got errors"))]
-    return " ".join(kept)[:300] or "bad usage"
+    sections: list[list[str]] = [[]]
+    for line in (line.strip(" │") for line in box.splitlines()):
+        if re.fullmatch(r"-{4,}|─+", line):
+            sections.append([])
+        elif line and line[0] not in "╭╰":
+            sections[-1].append(line)
+    meant = [
+        line.split()[0]
+        for section in sections[1:]
+        if section and section[0].startswith("Perhaps you meant")
+        for line in section[1:]
+        if line.startswith("--")
+    ]
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    return (" ".join(sections[0])[:300] or "bad usage") + hint
