@@ -28,10 +28,10 @@ from blocktrain.protocol.circuit import HopMessage, StopMessage
 
 log = logging.getLogger(__name__)
 MAX_CIRCUITS = 128
-MAX_PER_PEER = 16
-TIMEOUT_S = 10.0
+MAX_CIRCUITS_PER_PEER = 16
+CIRCUIT_TIMEOUT_S = 10.0
 RESERVED_S = 3600
-CHUNK_BYTES = 65_536
+_PIECE_BYTES = 65_536
 _TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
@@ -62,7 +62,7 @@ class Relay:
     async def _on_hop(self, info: StreamInfo, reader: Reader, writer: Writer) -> None:
         source = info.peer_id.to_base58()
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(CIRCUIT_TIMEOUT_S):
                 request = await _receive(reader, HopMessage)
                 if request.type == circuit.RESERVE:
                     await _send(writer, _granted())
@@ -107,7 +107,7 @@ class Relay:
 
     def _busy(self, *peers: str) -> bool:
         """Whether one of them is at an end of too many circuits."""
-        return any(sum(peer in pair for pair in self._pairs) >= MAX_PER_PEER for peer in peers)
+        return any(sum(peer in pair for pair in self._pairs) >= MAX_CIRCUITS_PER_PEER for peer in peers)
 
     async def _splice(
         self, source: str, target: str, near: tuple[Reader, Writer], far: tuple[Reader, Writer]
@@ -130,7 +130,7 @@ class Relay:
 
     async def _pump(self, reader: Reader, writer: Writer) -> None:
         with contextlib.suppress(*_TRANSPORT_ERRORS):
-            while data := await reader.read(CHUNK_BYTES):
+            while data := await reader.read(_PIECE_BYTES):
                 writer.write(data)
                 await writer.drain()
                 self.relayed_bytes += len(data)
@@ -148,7 +148,7 @@ class DialBack:
 
     async def _on_request(self, info: StreamInfo, reader: Reader, writer: Writer) -> None:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(CIRCUIT_TIMEOUT_S):
                 port = int.from_bytes(await reader.readexactly(2), "big")
                 answer = ""
                 for address in (await connected(self._p2p)).get(info.peer_id.to_base58(), ()):
@@ -169,7 +169,7 @@ async def address_from_outside(p2p: P2P, peer_id: str, ports: Iterable[int]) -> 
     answer: str | None = None
     for port in ports:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(CIRCUIT_TIMEOUT_S):
                 reader, writer = await ask(
                     p2p, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted)
                 )

@@ -17,10 +17,10 @@ from blocktrain.protocol.addresses import peer_id_of
 from blocktrain.protocol.errors import PeerError
 
 log = logging.getLogger(__name__)
-WANTED = 2
+RELAYS_WANTED = 2
 """One can go while the other still serves."""
-MAX_CANDIDATES = 64
-CHECK_S = 3.0
+MAX_RELAY_CANDIDATES = 64
+RELAY_CHECK_S = 3.0
 
 
 class Relays:
@@ -36,7 +36,7 @@ class Relays:
 
     def suggest(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember a peer that may serve, by its own account of its addresses."""
-        if peer_id in self._candidates or len(self._candidates) >= MAX_CANDIDATES:
+        if peer_id in self._candidates or len(self._candidates) >= MAX_RELAY_CANDIDATES:
             return
         public = next((a for a in addresses if _is_public(a) and leads_to(peer_id, a)), None)
         if public is not None:
@@ -50,7 +50,7 @@ class Relays:
         """Look after the connections to the relays, for ever."""
         while True:
             await self.refresh()
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(RELAY_CHECK_S)
 
     async def refresh(self) -> None:
         """See which candidates we are connected to; dial others if they are too few."""
@@ -61,13 +61,13 @@ class Relays:
             return
         serving = [a for peer, a in self._candidates.items() if peer in direct]
         for peer, address in list(self._candidates.items()):
-            if len(serving) < WANTED and peer not in direct:
+            if len(serving) < RELAYS_WANTED and peer not in direct:
                 try:
                     await dial(self._p2p, peer, [address])
                     serving.append(address)
                 except PeerError as error:
                     log.debug("relay candidate: %s", error)
-        now = tuple(serving[:WANTED])
+        now = tuple(serving[:RELAYS_WANTED])
         if now != self._now:
             log.info("reached through %s", ", ".join(now) or "nobody: no relay answers")
         self._now = now

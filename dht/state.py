@@ -1,164 +1,178 @@
-"""Getting a block's current state from its holders: a manifest with sizes and digests, then chunks.
+"""Getting a block's current state from its holders, from several at once where they offer the same bytes.
 
 Replaces hivemind's `load_state_from_peers`, which takes a cut-off download for a whole one. A chunk is
 used only when its digest fits; a donor that fails is named and replaced, and what was verified is kept
-as long as the next donor offers the same bytes.
+as long as another donor offers the same bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
+from blocktrain.dht.chunks import Board, Progress, fetch_chunks
 from blocktrain.dht.directory import Holder
+from blocktrain.dht.donor import STATE_IDLE_S, purpose
+from blocktrain.dht.manifest import State, Subject, check_manifest, same_bytes
 from blocktrain.dht.streams import Stream, Streams
 from blocktrain.protocol.errors import PeerError, TransferError
-from blocktrain.protocol.messages import Chunk, ChunkRequest, Manifest, StateRequest
-from blocktrain.protocol.tensors import digest
+from blocktrain.protocol.messages import Load, LoadRequest, Manifest, StateRequest
 
 log = logging.getLogger(__name__)
-CHUNK_BYTES = 1_048_576
-MAX_CHUNK_BYTES = 2**24
-MAX_CHUNKS = 1_400
-STATE_IDLE_S = 60.0
-MAX_UPLOADS = 4
-"""Downloads that a donor serves at once; more are refused, so that it keeps training."""
-MAX_UPLOADS_PER_PEER = 2
+DONORS_AT_ONCE = 3
+MAX_ASKED = 12
+"""Donors that are asked how busy they are, where there are more than are needed at once."""
+LOAD_WAIT_S = 1.0
+"""Whoever has not said by then how busy it is comes last."""
+BUSY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Pauses before busy donors are asked again; the last one repeats."""
+BUSY_PATIENCE_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a holder gives away: safetensors bytes, and the anchor that they belong to."""
-
-    data: bytes
-    round: int
-    anchor: str
+class _BusyError(PeerError):
+    """The donor has no room for another download now."""
 
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are verified and the bytes in all."""
-Provider = Callable[[str], Awaitable[State]]
-"""Gives the current `block` or `table` state."""
-
-
-def purpose(block: int) -> str:
-    """The stream on which holders of a block give its state away."""
-    return f"state-{block}"
-
-
-def make_manifest(state: State) -> Manifest:
-    """Sizes and digests of a state."""
-    chunk = CHUNK_BYTES
-    while len(state.data) > chunk * MAX_CHUNKS:
-        chunk *= 2
-    assert chunk <= MAX_CHUNK_BYTES
-    view = memoryview(state.data)
-    digests = "".join(digest(view[i : i + chunk]) for i in range(0, len(view), chunk))
-    return Manifest(state.round, state.anchor, len(view), chunk, digests)
-
-
-class StateServer:
-    """A holder's side: serves its state on request."""
-
-    def __init__(self, streams: Streams, block: int, provider: Provider) -> None:
-        self._streams, self._block, self._provider = streams, block, provider
-        self._uploads: Counter[str] = Counter()
-
-    async def start(self) -> None:
-        """Serve from now on."""
-        await self._streams.serve(purpose(self._block), self._serve)
-
-    async def _serve(self, stream: Stream) -> None:
-        request, _ = await stream.expect(StateRequest)
-        peer, busy = stream.peer_id, self._uploads.total()
-        if busy >= MAX_UPLOADS or self._uploads[peer] >= MAX_UPLOADS_PER_PEER:
-            await stream.refuse(f"busy with {busy} other downloads")
-            return
-        self._uploads[peer] += 1
-        try:
-            state = await self._provider(request.what)
-            manifest = await asyncio.to_thread(make_manifest, state)
-            await stream.send(manifest)
-            view, chunks = memoryview(state.data), len(manifest.digests) // 32
-            while True:
-                wanted, _ = await stream.expect(ChunkRequest, timeout_s=STATE_IDLE_S)
-                if wanted.index >= chunks:
-                    raise PeerError(stream.peer_id, f"asked for chunk {wanted.index} of {chunks}")
-                start = wanted.index * manifest.chunk
-                await stream.send(Chunk(wanted.index), view[start : start + manifest.chunk])
-        finally:
-            self._uploads[peer] -= 1
-            self._uploads += Counter()  # forget peers at zero
+class _OtherBytesError(PeerError):
+    """The donor offers another state than the one that is being fetched."""
 
 
 class Download:
     """A joiner's side: fetches one state from whichever donors work."""
 
     def __init__(self, streams: Streams, block: int, what: str, max_bytes: int) -> None:
-        self._streams, self._block, self._what, self._max_bytes = streams, block, what, max_bytes
-        self._manifest: Manifest | None = None
-        self._data = bytearray()
-        self._verified: set[int] = set()
+        self._streams, self._max_bytes = streams, max_bytes
+        self._subject = Subject(streams.fingerprint, block, what)
+        # Anchors are the same for all holders of a block; every node's table is its own.
+        self._width = 1 if what == "table" else DONORS_AT_ONCE
+        self._progress: Progress = lambda done, total: None
+        self._board: Board | None = None
+        self._fetching = 0
+        self._failures: dict[str, str] = {}
+        self.signers: list[str] = []
+        """Donors that signed a manifest of the state that was fetched last."""
 
     async def run(
         self, donors: Sequence[Holder], progress: Progress = lambda done, total: None
     ) -> tuple[State, str]:
-        """The state, and the donor that completed it; donors are tried in the order given.
+        """The state, and the donor that completed it.
+
+        Donors of the same round are used together, the least busy ones first; rounds, and the donors of a
+        table, in the order given.
 
         Raises:
             TransferError: no donor could complete it; the message says what each one did.
         """
-        failures = []
-        for donor in donors:
-            try:
-                await self._fetch(donor, progress)
-            except PeerError as error:
-                log.warning("state of block %d: %s", self._block, error)
-                failures.append(str(error))
-                continue
-            assert self._manifest is not None
-            state = State(bytes(self._data), self._manifest.round, self._manifest.anchor)
-            return state, donor.peer_id
-        why = "; ".join(failures) or "there is none"
-        raise TransferError(f"no holder of block {self._block} gave its {self._what} state: {why}")
+        self._progress = progress
+        for _, same_round in itertools.groupby(donors, key=lambda donor: donor.record.round):
+            finisher = await self._use(list(same_round))
+            if finisher:
+                assert self._board is not None
+                manifest = self._board.manifest
+                return State(self._board.data, manifest.round, manifest.anchor), finisher
+        block, what = self._subject.block, self._subject.what
+        why = "; ".join(self._failures.values()) or "there is none"
+        raise TransferError(f"no holder of block {block} gave its {what} state: {why}")
 
-    async def _fetch(self, donor: Holder, progress: Progress) -> None:
-        async with self._streams.open(donor.peer_id, purpose(self._block), donor.record.addresses) as stream:
-            await stream.send(StateRequest(self._what))
+    async def _use(self, donors: list[Holder]) -> str:
+        """Fetch from these donors until one has completed the state or all have failed (empty)."""
+        if len(donors) > self._width > 1:
+            donors = await self._least_busy_first(donors)
+        clock, pauses = asyncio.get_running_loop().time, iter(BUSY_PAUSES_S)
+        started, switch = clock(), False
+        while True:
+            finisher, busy, other = await self._try_each(donors, switch)
+            if finisher:
+                return finisher
+            # Nobody is left who has the bytes of the current board: begin anew with what the others have.
+            donors, switch = (other, True) if other else (busy, False)
+            if not donors or (not other and clock() - started > BUSY_PATIENCE_S):
+                return ""
+            if not other:
+                pause = next(pauses, BUSY_PAUSES_S[-1])
+                log.info("%s; asking again in %.1f s", self._failures[busy[0].peer_id], pause)
+                await asyncio.sleep(pause)
+            elif busy:
+                donors = [*other, *busy]
+
+    async def _try_each(
+        self, donors: Sequence[Holder], switch: bool
+    ) -> tuple[str, list[Holder], list[Holder]]:
+        """Use every donor once, so many at once: who completed the state, who is busy, who has another."""
+        waiting = deque(donors)
+        finishers: list[str] = []
+        failed: defaultdict[type[PeerError], list[Holder]] = defaultdict(list)
+
+        async def work() -> None:
+            while waiting and not finishers:
+                donor = waiting.popleft()
+                try:
+                    await self._fetch(donor, switch)
+                except PeerError as error:
+                    self._note(donor, error)
+                    failed[type(error)].append(donor)
+                else:
+                    finishers.append(donor.peer_id)
+                    for worker in workers:
+                        worker.cancel()
+
+        async with asyncio.TaskGroup() as group:
+            workers = [group.create_task(work()) for _ in range(min(self._width, len(waiting)))]
+        return "".join(finishers[:1]), failed[_BusyError], failed[_OtherBytesError]
+
+    def _note(self, donor: Holder, error: PeerError) -> None:
+        level = logging.DEBUG if isinstance(error, _BusyError | _OtherBytesError) else logging.WARNING
+        log.log(level, "state of block %d: %s", self._subject.block, error)
+        self._failures[donor.peer_id] = str(error)
+
+    async def _fetch(self, donor: Holder, switch: bool) -> None:
+        """Take part in fetching with one donor until the state is complete. Raises: PeerError."""
+        async with self._open(donor) as stream:
+            await stream.send(StateRequest(self._subject.what))
+            load, _ = await stream.expect(Load)
+            if load.full:
+                raise _BusyError(donor.peer_id, f"busy with {load.uploads} other downloads")
             manifest, _ = await stream.expect(Manifest, timeout_s=STATE_IDLE_S)
-            self._adopt(manifest, donor.peer_id)
-            chunks = len(manifest.digests) // 32
-            for index in range(chunks):
-                if index not in self._verified:
-                    await self._fetch_chunk(stream, manifest, index)
-                progress(min(len(self._verified) * manifest.chunk, manifest.size), manifest.size)
+            check_manifest(manifest, self._subject, donor.peer_id, self._max_bytes)
+            board = self._adopt(manifest, donor.peer_id, switch)
+            self._fetching += 1
+            try:
+                await fetch_chunks(stream, board)
+            finally:
+                self._fetching -= 1
 
-    async def _fetch_chunk(self, stream: Stream, manifest: Manifest, index: int) -> None:
-        await stream.send(ChunkRequest(index))
-        start = index * manifest.chunk
-        length = min(manifest.chunk, manifest.size - start)
-        chunk, payload = await stream.expect(Chunk, max_payload=length)
-        if chunk.index != index or len(payload) != length:
-            raise PeerError(
-                stream.peer_id, f"sent {len(payload)} bytes of chunk {chunk.index}, not {length} of {index}"
-            )
-        if digest(payload) != manifest.digests[32 * index : 32 * index + 32]:
-            raise PeerError(stream.peer_id, f"sent a chunk {index} that does not fit its digest")
-        self._data[start : start + length] = payload
-        self._verified.add(index)
+    def _adopt(self, manifest: Manifest, donor: str, switch: bool) -> Board:
+        """The board for these bytes. Raises: _OtherBytesError: another one is not given up for them."""
+        board = self._board
+        if board is None or (switch and not self._fetching and not same_bytes(manifest, board.manifest)):
+            board = self._board = Board(manifest, self._progress)
+            self.signers.clear()
+        if not same_bytes(manifest, board.manifest):
+            raise _OtherBytesError(donor, f"offers another state of round {manifest.round}")
+        self.signers.append(donor)
+        return board
 
-    def _adopt(self, manifest: Manifest, donor: str) -> None:
-        """Take over a manifest; what is verified stays if the bytes are the same. Raises: PeerError."""
-        if manifest.size > self._max_bytes:
-            raise PeerError(
-                donor, f"offers {manifest.size} bytes where at most {self._max_bytes} can be right"
-            )
-        if len(manifest.digests) != 32 * -(-manifest.size // manifest.chunk):
-            raise PeerError(donor, "sent a manifest whose digests don't fit its size")
-        if manifest != self._manifest:
-            self._manifest = manifest
-            self._verified.clear()
-            self._data = bytearray(manifest.size)
+    async def _least_busy_first(self, donors: Sequence[Holder]) -> list[Holder]:
+        asked = {asyncio.create_task(self._ask_load(donor)): donor for donor in donors[:MAX_ASKED]}
+        answered, silent = await asyncio.wait(asked, timeout=LOAD_WAIT_S)
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        uploads = {asked[task].peer_id: task.result() for task in answered}
+        return sorted(donors, key=lambda donor: uploads.get(donor.peer_id, float("inf")))
+
+    async def _ask_load(self, donor: Holder) -> float:
+        try:
+            async with self._open(donor) as stream:
+                await stream.send(LoadRequest())
+                load, _ = await stream.expect(Load)
+        except PeerError:
+            return float("inf")  # why not is told when it is its turn
+        return float(load.uploads)
+
+    def _open(self, donor: Holder) -> contextlib.AbstractAsyncContextManager[Stream]:
+        return self._streams.open(donor.peer_id, purpose(self._subject.block), donor.record.addresses)

@@ -1,4 +1,4 @@
-"""Fetching one named state from whichever donor gives it whole and sound."""
+"""Fetching one named state from whichever donors give it whole and sound."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blocktrain.dht.directory import Holder
+from blocktrain.dht.manifest import State
 from blocktrain.dht.session import Session
-from blocktrain.dht.state import Download, State
+from blocktrain.dht.state import Download
 from blocktrain.node.progress import Report
 from blocktrain.node.vector import ParameterVector, anchor_digest
 from blocktrain.protocol.errors import TensorError, TransferError
@@ -65,7 +66,7 @@ def strip_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 async def fetch_state(
     session: Session, wanted: Wanted, donors: Sequence[Holder], report: Report
 ) -> tuple[dict[str, Tensor], State, Holder]:
-    """Tensors from the first donor whose state is whole and sound.
+    """Tensors of a state that is whole and sound, and a donor that had it.
 
     Raises:
         TransferError: there is no such donor; the message says what each one did.
@@ -77,13 +78,14 @@ async def fetch_state(
             state, peer_id = await download.run(donors, report)
         except TransferError as error:
             raise TransferError("; ".join([*unsound, str(error)])) from None
-        place = next(i for i, donor in enumerate(donors) if donor.peer_id == peer_id)
+        donor = next(donor for donor in donors if donor.peer_id == peer_id)
         try:
-            return await asyncio.to_thread(_decode, session.spec, wanted, state), state, donors[place]
+            return await asyncio.to_thread(_decode, session.spec, wanted, state), state, donor
         except TensorError as error:
-            unsound.append(f"peer {peer_id[:16]} gave an unusable {wanted.what} {wanted.block}: {error}")
+            names = ", ".join(signer[:16] for signer in download.signers)
+            unsound.append(f"peer {names} gave an unusable {wanted.what} {wanted.block}: {error}")
             log.warning("%s", unsound[-1])
-            donors = donors[place + 1 :]
+            donors = [donor for donor in donors if donor.peer_id not in download.signers]
     raise TransferError("; ".join(unsound) or f"nobody has a {wanted.what} {wanted.block} to give")
 
 

@@ -47,7 +47,7 @@ class Member:
     """One holder of a group, with the weight that its parameters get."""
 
     peer_id: str = bounded(pattern=_PEER_ID)
-    weight: float = bounded(low=1e-6, high=1e6)
+    weight: float = bounded(low=1e-3, high=4.0)
     addresses: tuple[str, ...] = bounded((), high=MAX_ADDRESSES, pattern=ADDRESS)
 
 
@@ -122,6 +122,21 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Asks a holder how busy it is with giving its state away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a donor is: the answer to a `LoadRequest`, and the first one to a `StateRequest`."""
+
+    uploads: int = bounded(low=0, high=2**16)
+    """Downloads that it serves now."""
+    full: bool = bounded()
+    """It takes no more from the peer that asked; come back later."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateRequest:
     """Asks for the manifest of a holder's current state: its block's anchor, or its embedding table."""
 
@@ -140,6 +155,8 @@ class Manifest:
     """Bytes in each chunk but the last."""
     digests: str = bounded(pattern=r"([0-9a-f]{32})+", high=32 * 1_500)
     """For each chunk, the first 128 bits of its SHA-256 in hexadecimal."""
+    signature: str = bounded(pattern=r"[0-9a-f]{128}")
+    """The donor's, over the other fields and what the download is of, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +175,7 @@ class Chunk:
 
 Message = (
     Join | Begin | Redirect | Waiting | Refused | Abort | Exchange | Part | TableOffer | Done
-    | StateRequest | Manifest | ChunkRequest | Chunk
+    | LoadRequest | Load | StateRequest | Manifest | ChunkRequest | Chunk
 )  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import types
@@ -44,7 +45,7 @@ def from_mapping(cls: type[T], data: object, *, error: type[BlocktrainError], pa
     """
     if not isinstance(data, Mapping):
         raise error(f"{path or 'the document'}: expected a table of fields, got {_kind(data)}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for name in data:
         if name not in fields:
@@ -57,6 +58,12 @@ def from_mapping(cls: type[T], data: object, *, error: type[BlocktrainError], pa
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{where}: missing")
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Resolving annotations takes longer than checking a message against them."""
+    return typing.get_type_hints(cls)
 
 
 def _convert(hint: Any, value: object, field: Any, error: type[BlocktrainError], where: str) -> Any:

@@ -44,7 +44,7 @@ def encode_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
     return b"".join((_HEADER_LENGTH.pack(len(header)), header, memoryview(data)[start:]))
 
 
-def decode_state(data: bytes, *, max_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def decode_state(data: bytes | bytearray, *, max_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Named tensors and metadata from safetensors bytes.
 
     Raises:
@@ -54,7 +54,7 @@ def decode_state(data: bytes, *, max_bytes: int) -> tuple[dict[str, Tensor], dic
         raise TensorError(f"state of {len(data)} bytes; at most {max_bytes} were expected")
     metadata = _metadata(data)
     try:
-        tensors = load(data)
+        tensors = load(bytes(data))  # no copy if it is `bytes`; the library takes nothing else
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise TensorError(f"not a safetensors file: {' '.join(repr(error).split())[:200]}") from None
     for name, tensor in tensors.items():
@@ -102,7 +102,7 @@ def decode_part(data: bytes | memoryview, count: int, wire: str) -> np.ndarray:
     return values_N
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def _metadata(data: bytes | bytearray) -> dict[str, str]:
     """The text metadata in a safetensors header; the library's in-memory loader does not give it."""
     if len(data) < _HEADER_LENGTH.size:
         raise TensorError("not a safetensors file: too short")

@@ -32,6 +32,7 @@ LIMITED_MODULES = [
     *(f"protocol.{name}" for name in ("addresses", "identity", "messages", "records", "spec", "tensors")),
     *(f"dht.{name}" for name in ("averager", "dial", "directory", "exchange", "gossip", "reduction")),
     *(f"dht.{name}" for name in ("rendezvous", "state", "streams", "swarm")),
+    *(f"dht.{name}" for name in ("chunks", "circuit", "donor", "manifest", "relays", "suspicion")),
 ]
 NOT_A_LIMIT = {"PROTOCOL_VERSION"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -25,6 +25,8 @@ from blocktrain.protocol.messages import (
     Done,
     Exchange,
     Join,
+    Load,
+    LoadRequest,
     Manifest,
     Member,
     Message,
@@ -42,6 +44,7 @@ from blocktrain.protocol.records import MAX_ADDRESSES
 
 PEERS = [Identity.generate().peer_id for _ in range(2)]
 HEX = "0123456789abcdef" * 2
+SIGNATURE = HEX * 4
 MESSAGES: list[Message] = [
     Join(3, HEX, 320),
     Begin(HEX, 4, (Member(PEERS[0], 1.0, ("/ip4/203.0.113.7/tcp/1",)), Member(PEERS[1], 0.5)), relative=True),
@@ -54,8 +57,10 @@ MESSAGES: list[Message] = [
     Part(7),
     TableOffer(256, 128),
     Done(),
+    LoadRequest(),
+    Load(3, full=True),
     StateRequest("table"),
-    Manifest(3, HEX, 5000, 4096, HEX * 2),
+    Manifest(3, HEX, 5000, 4096, HEX * 2, SIGNATURE),
     ChunkRequest(1),
     Chunk(1),
 ]
@@ -172,10 +177,12 @@ def test_any_value_in_any_field_is_valid_or_our_error(message: Message, data: st
         (Abort("no"), "reason", "\x1b[2J"),
         (Abort("no"), "reason", "x" * 501),
         (Abort("no"), "culprit", "x\n"),
-        (Manifest(3, HEX, 5000, 4096, HEX), "digests", HEX + "0"),
-        (Manifest(3, HEX, 5000, 4096, HEX), "digests", HEX * 1_501),
-        (Manifest(3, HEX, 5000, 4096, HEX), "chunk", 1),
-        (Manifest(3, HEX, 5000, 4096, HEX), "size", 2**60),
+        (Manifest(3, HEX, 5000, 4096, HEX, SIGNATURE), "digests", HEX + "0"),
+        (Manifest(3, HEX, 5000, 4096, HEX, SIGNATURE), "digests", HEX * 1_501),
+        (Manifest(3, HEX, 5000, 4096, HEX, SIGNATURE), "chunk", 1),
+        (Manifest(3, HEX, 5000, 4096, HEX, SIGNATURE), "size", 2**60),
+        (Manifest(3, HEX, 5000, 4096, HEX, SIGNATURE), "signature", ""),
+        (Load(3, full=False), "uploads", -1),
         (TableOffer(1, 1), "rows", 0),
         (StateRequest("block"), "what", "identity"),
     ],
