@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blocktrain.dht.swarm import Swarm, dht_time
 from blocktrain.dht.validator import key_digest
 from blocktrain.protocol import keys
-from blocktrain.protocol.errors import JoinError, RecordError, SpecError
+from blocktrain.protocol.errors import JoinError, RecordError, RunNotFound, SpecError
 from blocktrain.protocol.records import PeerRecord, RunRecord, seal, unseal
 from blocktrain.protocol.spec import RunSpec
 
@@ -98,17 +98,18 @@ async def find_run(swarm: Swarm, wanted: str | None = None) -> RunSpec:
     """The specification of the run to join: the only one, or that of the name or fingerprint `wanted`.
 
     Raises:
-        JoinError: none, or several that fit; the message lists them.
+        RunNotFound: it is not here, or not yet.
+        JoinError: several fit; the message lists them.
         SpecError: the specification is of a version that this program does not speak.
     """
     runs = await list_runs(swarm)
     if wanted is not None:
         exact = {f: n for f, n in runs.items() if n == wanted or (len(wanted) >= 6 and f.startswith(wanted))}
         if not exact:
-            raise JoinError(f"no run {wanted!r} in this swarm (it has: {_listed(runs)}); check --run")
+            raise RunNotFound(f"no run {wanted!r} in this swarm (it has: {_listed(runs)}); check --run")
         runs = exact
     if not runs:
-        raise JoinError("this swarm has no run yet; publish one: blocktrain-bootstrap --publish run.toml")
+        raise RunNotFound("this swarm has no run yet; publish one: blocktrain-bootstrap --publish run.toml")
     if len(runs) > 1:
         raise JoinError(f"this swarm has several runs; choose one with --run: {_listed(runs)}")
     (fingerprint,) = runs
@@ -118,7 +119,7 @@ async def find_run(swarm: Swarm, wanted: str | None = None) -> RunSpec:
     if isinstance(content, dict):  # anyone can store the genuine content again as a dictionary's only entry
         content = next((item.value for item in content.values()), None)
     if not isinstance(content, bytes):
-        raise JoinError(
+        raise RunNotFound(
             f"the specification of run {_listed(runs)} is not in the DHT; is any of its nodes online?"
         )
     spec = RunSpec.from_canonical(content)

@@ -15,7 +15,7 @@ from blocktrain.dht.directory import Directory, find_run
 from blocktrain.dht.streams import Streams
 from blocktrain.dht.swarm import JoinConfig, Swarm, join_swarm
 from blocktrain.protocol.addresses import parse_addresses
-from blocktrain.protocol.errors import HomeError, JoinError, UsageError
+from blocktrain.protocol.errors import HomeError, RunNotFound, UsageError
 from blocktrain.protocol.identity import Identity
 from blocktrain.protocol.spec import RunSpec
 
@@ -94,7 +94,7 @@ async def _find(swarm: Swarm, run: str | None) -> RunSpec:
     for attempt in range(FIND_TRIES):
         try:
             return await find_run(swarm, run)
-        except JoinError:
+        except RunNotFound:  # a record may still be on its way
             if attempt == FIND_TRIES - 1:
                 raise
             await asyncio.sleep(0.5 * 2**attempt)

@@ -106,7 +106,7 @@ async def _work(
         log.info("block %d: %s", block, reason)
         log.info("everything needed is here; leave out --check to train")
         return
-    with contextlib.closing(TrainingThread()) as thread:
+    with contextlib.closing(TrainingThread(options.nice)) as thread:
         async with claim_block(session, wanted, random.Random()) as (block, reason):
             log.info("block %d: %s", block, reason)
             trainer = await thread.call(_make_trainer, session, block, device, train)

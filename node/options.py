@@ -33,6 +33,8 @@ class NodeOptions(NetworkOptions):
     """Where to train."""
     threads: int = 0
     """Processor cores to train with; 0: all of them."""
+    nice: int = 10
+    """How far training stands back behind other programs, from 0 (not at all) to 19."""
     rounds: int = 0
     """Stop training after this many rounds, and serve the result until stopped; 0: train until stopped."""
     wait_for: int = 1
@@ -48,6 +50,7 @@ class NodeOptions(NetworkOptions):
 def check_options(options: NodeOptions) -> None:
     """Refuse numbers that can't work. Raises: UsageError."""
     for name, value, low, high in (
+        ("nice", options.nice, 0, 19),
         ("rounds", options.rounds, 0, 2**53),
         ("wait-for", options.wait_for, 1, 10**6),
         ("record-ttl", options.record_ttl, MIN_TTL_S, MAX_TTL_S),

@@ -15,7 +15,7 @@ def memory_mb() -> tuple[float, float]:
     The peak is the sum of each one's own; where the system keeps none for children, their present use.
     """
     own = psutil.Process()
-    now, peak = own.memory_info().rss, _own_peak()
+    now, peak = own.memory_info().rss, _peak_of(own.pid) or _own_peak()
     for child in own.children():
         try:
             resident = child.memory_info().rss
@@ -27,6 +27,7 @@ def memory_mb() -> tuple[float, float]:
 
 
 def _own_peak() -> int:
+    """Where there is no /proc. (On Linux this one is useless: it begins with the parent's at the fork.)"""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -67,6 +67,10 @@ class JoinError(NetworkError):
     """No initial peer let us into a swarm. The message says what each of them answered."""
 
 
+class RunNotFound(JoinError):
+    """A swarm let us in, but does not have the run, or not yet. Check its name, or publish it."""
+
+
 class PeerError(NetworkError):
     """One peer did not answer, answered nonsense or refused. Try another one."""
 

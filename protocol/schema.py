@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 import re
 import types
@@ -60,10 +59,14 @@ def from_mapping(cls: type[T], data: object, *, error: type[BlocktrainError], pa
     return cls(**values)
 
 
-@functools.cache
+_resolved: dict[type[Any], dict[str, Any]] = {}
+
+
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    """Resolving annotations takes longer than checking a message against them."""
-    return typing.get_type_hints(cls)
+    """Remembered, because resolving annotations takes longer than checking a message against them."""
+    if cls not in _resolved:
+        _resolved[cls] = typing.get_type_hints(cls)
+    return _resolved[cls]
 
 
 def _convert(hint: Any, value: object, field: Any, error: type[BlocktrainError], where: str) -> Any:

@@ -132,9 +132,6 @@ def session(one: Shell, two: Shell, run_file: Path, text: Path, folder: Path) ->
         arguments += ["--home", str(folder / f"node-{index}"), "--events", "-"]
         node = shell.start("blocktrain-node", *arguments)
         nodes.append(node)
-        wait_for(
-            node, lambda e: e["event"] == "started"
-        )  # so that the next one sees it, and picks the other block
     for node in nodes:
         wait_for(node, lambda e: e["event"] == "round" and e["result"] == "committed" and e["members"] == 2)
     peers = two.call("blocktrain-peers", "--initial-peers", address, "--json")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +169,18 @@ def test_work_in_the_training_thread_is_done_in_order_and_its_errors_come_back()
         return done
 
     assert asyncio.run(body()) == list(range(100))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities of threads are Linux's")
+def test_training_stands_back_and_the_network_does_not() -> None:
+    def priorities() -> tuple[int, int]:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), os.getpriority(
+            os.PRIO_PROCESS, os.getpid()
+        )
+
+    async def both() -> tuple[int, int]:
+        with contextlib.closing(TrainingThread(7)) as thread:
+            return await thread.call(priorities)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert asyncio.run(both()) == (before + 7, before)
