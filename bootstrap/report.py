@@ -57,7 +57,7 @@ def _cost(result: dict[str, Any]) -> Table:
 def _next_steps(result: dict[str, Any], config: LocalSwarmConfig) -> str:
     address, home = result["address"], config.home
     return f"""
-The swarm has ended; it is kept in {home}. To go on with it, each line in a shell of its own:
+The swarm has ended; it is kept in {home}. To go on with it, each in a shell of its own (node-0, node-1, …):
   blocktrain-bootstrap --home {home}/seed --publish {home}/run.toml --listen /ip4/127.0.0.1/tcp/0
   blocktrain-node --home {home}/node-0 --initial-peers {address} --data {config.data}
 To join it with your own text, and to look at it:

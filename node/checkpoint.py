@@ -142,6 +142,11 @@ def restore_newest(trainer: Trainer, folder: Path) -> Checkpoint | None:
     return None
 
 
+def has_any(folder: Path) -> bool:
+    """Whether a folder holds checkpoints, usable or not."""
+    return bool(_files(folder))
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"), reverse=True)
 

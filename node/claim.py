@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from blocktrain.dht.directory import Holder
 from blocktrain.dht.session import Session
@@ -25,19 +25,20 @@ NO_ANCHOR = "0" * 32
 
 @contextlib.asynccontextmanager
 async def claim_block(
-    session: Session, wanted: int | None, rng: random.Random
+    session: Session, wanted: int | None, kept: Collection[int], rng: random.Random
 ) -> AsyncIterator[tuple[int, str]]:
     """A block, and the reason in words; it stays claimed until the end of the `async with`.
 
-    Without `wanted` it is the neediest. Of newcomers that crowd on one block, the one with the greatest
-    peer id goes to a needier one, until nobody would be better placed elsewhere.
+    Without `wanted` it is the neediest, of equals one that this node has `kept` a state of. Of newcomers
+    that crowd on one block, the one with the greatest peer id goes to a needier one, until nobody would
+    be better placed elsewhere.
 
     Raises:
         NetworkError: the DHT hangs.
     """
-    block, reason = await look_for_block(session, wanted, rng)
+    block, reason = await look_for_block(session, wanted, kept, rng)
     if wanted is None:
-        block, reason = await _settle(session, block, reason, rng)
+        block, reason = await _settle(session, block, reason, kept, rng)
     renewing = session.swarm.group.create_task(_renew(session, block), name="claim")
     try:
         yield block, reason
@@ -57,7 +58,9 @@ def crowded_out(holders: Mapping[int, Sequence[Holder]], block: int, me: str) ->
     return len(holders[block]) - fewest >= 2 and me == max(newcomers, default="")
 
 
-async def look_for_block(session: Session, wanted: int | None, rng: random.Random) -> tuple[int, str]:
+async def look_for_block(
+    session: Session, wanted: int | None, kept: Collection[int], rng: random.Random
+) -> tuple[int, str]:
     """The block that is wanted, or the one that seems the neediest now, and the reason. Claims nothing.
 
     Raises:
@@ -65,10 +68,12 @@ async def look_for_block(session: Session, wanted: int | None, rng: random.Rando
     """
     if wanted is not None:
         return wanted, "asked for with --block"
-    return choose_block(await session.directory.holders(joining=True), rng)
+    return choose_block(await session.directory.holders(joining=True), rng, kept)
 
 
-async def _settle(session: Session, block: int, reason: str, rng: random.Random) -> tuple[int, str]:
+async def _settle(
+    session: Session, block: int, reason: str, kept: Collection[int], rng: random.Random
+) -> tuple[int, str]:
     me = session.swarm.peer_id
     for _ in range(MAX_MOVES):
         await _publish(session, block)
@@ -79,7 +84,7 @@ async def _settle(session: Session, block: int, reason: str, rng: random.Random)
         await _publish(session, block, leaving=True)
         others = {b: [h for h in there if h.peer_id != me] for b, there in holders.items()}
         log.info("others have come to block %d at the same time; choosing again", block)
-        block, reason = choose_block(others, rng)
+        block, reason = choose_block(others, rng, kept)
     return block, reason
 
 

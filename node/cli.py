@@ -17,6 +17,7 @@ from blocktrain.dht.swarm import JoinConfig
 from blocktrain.model.bands import noise_bands
 from blocktrain.model.text import BatchStream, Text, open_text, split
 from blocktrain.model.train_step import Learner
+from blocktrain.node import checkpoint
 from blocktrain.node.acquire import acquire_state
 from blocktrain.node.claim import claim_block, look_for_block
 from blocktrain.node.events import EventLog, open_events
@@ -101,16 +102,18 @@ async def _work(
     room = check_room(estimate_needs(spec, parameters), home)
     device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
+    checkpoints = home / f"{spec.name}-{spec.fingerprint[:12]}"
+    kept = [b for b in range(spec.model.blocks) if checkpoint.has_any(checkpoints / f"block-{b}")]
     if options.check:
-        block, reason = await look_for_block(session, wanted, random.Random())
+        block, reason = await look_for_block(session, wanted, kept, random.Random())
         log.info("block %d: %s", block, reason)
         log.info("everything needed is here; leave out --check to train")
         return
     with contextlib.closing(TrainingThread(options.nice)) as thread:
-        async with claim_block(session, wanted, random.Random()) as (block, reason):
+        async with claim_block(session, wanted, kept, random.Random()) as (block, reason):
             log.info("block %d: %s", block, reason)
             trainer = await thread.call(_make_trainer, session, block, device, train)
-            folder = home / f"{spec.name}-{spec.fingerprint[:12]}" / f"block-{block}"
+            folder = checkpoints / f"block-{block}"
             origin = await acquire_state(session, trainer, thread, folder)
         log.info("state from %s", origin)
         addresses, counts = (

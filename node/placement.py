@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from blocktrain.dht.directory import Holder
 from blocktrain.protocol.errors import UsageError
@@ -18,19 +18,28 @@ def parse_block(text: str, blocks: int) -> int | None:
     return int(text)
 
 
-def choose_block(holders: Mapping[int, Sequence[Holder]], rng: random.Random) -> tuple[int, str]:
+def choose_block(
+    holders: Mapping[int, Sequence[Holder]], rng: random.Random, kept: Collection[int] = ()
+) -> tuple[int, str]:
     """The neediest block and the reason, in words: fewest holders, then slowest, then furthest behind.
 
-    Equals are drawn, so that newcomers who see the same directory spread.
+    Of blocks with equally few holders, one that this node has kept a state of wins; other equals are
+    drawn, so that newcomers who see the same directory spread.
     """
 
-    def need(block: int) -> tuple[int, float, int, float]:
+    def need(block: int) -> tuple[int, bool, float, int, float]:
         records = [h.record for h in holders[block]]
-        speed = sum(r.tokens_per_s for r in records)
-        return len(records), round(speed, -2), max((r.round for r in records), default=0), rng.random()
+        speed = round(sum(r.tokens_per_s for r in records), -2)
+        return (
+            len(records),
+            block not in kept,
+            speed,
+            max((r.round for r in records), default=0),
+            rng.random(),
+        )
 
     block = min(sorted(holders), key=need)
-    count = len(holders[block])
     counts = ", ".join(f"{b}: {len(holders[b])}" for b in sorted(holders))
-    who = "nobody holds it" if count == 0 else "it has the fewest holders, or the slowest"
-    return block, f"{who} (holders of each block: {counts})"
+    who = "nobody holds it" if not holders[block] else "it has the fewest holders, or the slowest"
+    mine = ", and this node has kept its state" if block in kept else ""
+    return block, f"{who}{mine} (holders of each block: {counts})"

@@ -60,3 +60,14 @@ def test_a_block_is_chosen_by_number_or_left_open(text: str, block: int | None) 
 def test_a_block_that_the_run_does_not_have_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--block .*: this run has blocks 0 to 2; or give auto$"):
         parse_block(text, 3)
+
+
+def test_a_returning_node_goes_back_to_the_block_it_has_a_state_of() -> None:
+    """As long as no other block has fewer holders."""
+    empty: dict[int, list[Holder]] = {0: [], 1: [], 2: []}
+    for seed in range(20):
+        block, reason = choose_block(empty, random.Random(seed), kept=[1])
+        assert block == 1
+        assert "has kept its state" in reason
+    crowded = {**empty, 1: [holder(1)]}
+    assert choose_block(crowded, random.Random(0), kept=[1])[0] != 1
