@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
 IDLE_S = 20.0
 """A peer that does not finish sending or taking a frame within this time is given up."""
+PART_S = 2.0
+"""Leaving must not take long, whatever the daemon does."""
 MAX_INCOMING = 256
 """Streams that are served at once; more are closed at once, so a flood costs no memory."""
 MAX_PER_PEER = 32
@@ -137,6 +139,7 @@ class Streams:
         self.meter: Counter[tuple[str, str]] = Counter()
         self._serving: dict[asyncio.Task[Any], str] = {}
         self._closed = False
+        self._names: set[str] = set()
 
     def bytes(self, direction: str) -> int:
         """All bytes `sent` or `received` on streams so far: payloads and headers, not TLS or the DHT."""
@@ -168,6 +171,16 @@ class Streams:
 
         name = keys.stream(self.fingerprint, purpose)
         await self.swarm.p2p.add_binary_stream_handler(name, on_stream)
+        self._names.add(name)
+
+    async def stop_serving(self) -> None:
+        """End all streams that are being served, and serve nothing until `serve` is called again."""
+        with contextlib.suppress(*_TRANSPORT_ERRORS, TimeoutError):  # the daemon may be gone already
+            async with asyncio.timeout(PART_S):
+                while self._names:
+                    await self.swarm.p2p.remove_binary_stream_handler(self._names.pop())
+        self._names.clear()
+        await self._end_served()
 
     def _has_room(self, peer_id: str) -> bool:
         peers = list(self._serving.values())
@@ -201,6 +214,9 @@ class Streams:
     async def aclose(self) -> None:
         """End all streams that are being served, and serve no more."""
         self._closed = True
+        await self._end_served()
+
+    async def _end_served(self) -> None:
         for task in tuple(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)

@@ -21,23 +21,25 @@ SETTLE_S = 1.0
 """Newcomers that start together see each other's claims within this time."""
 MAX_MOVES = 8
 NO_ANCHOR = "0" * 32
+Choice = tuple[int, str]
+"""A block, and in words why this one."""
 
 
 @contextlib.asynccontextmanager
 async def claim_block(
-    session: Session, wanted: int | None, kept: Collection[int], rng: random.Random
-) -> AsyncIterator[tuple[int, str]]:
+    session: Session, decided: Choice | None, kept: Collection[int], rng: random.Random
+) -> AsyncIterator[Choice]:
     """A block, and the reason in words; it stays claimed until the end of the `async with`.
 
-    Without `wanted` it is the neediest, of equals one that this node has `kept` a state of. Of newcomers
-    that crowd on one block, the one with the greatest peer id goes to a needier one, until nobody would
-    be better placed elsewhere.
+    Unless that is decided already, it is the neediest, of equals one that this node has `kept` a state
+    of. Of newcomers that crowd on one block, the one with the greatest peer id goes to a needier one,
+    until nobody would be better placed elsewhere.
 
     Raises:
         NetworkError: the DHT hangs.
     """
-    block, reason = await look_for_block(session, wanted, kept, rng)
-    if wanted is None:
+    block, reason = await look_for_block(session, decided, kept, rng)
+    if decided is None:
         block, reason = await _settle(session, block, reason, kept, rng)
     renewing = session.swarm.group.create_task(_renew(session, block), name="claim")
     try:
@@ -59,21 +61,21 @@ def crowded_out(holders: Mapping[int, Sequence[Holder]], block: int, me: str) ->
 
 
 async def look_for_block(
-    session: Session, wanted: int | None, kept: Collection[int], rng: random.Random
-) -> tuple[int, str]:
-    """The block that is wanted, or the one that seems the neediest now, and the reason. Claims nothing.
+    session: Session, decided: Choice | None, kept: Collection[int], rng: random.Random
+) -> Choice:
+    """The block that is decided on, or the one that seems the neediest now. Claims nothing.
 
     Raises:
         NetworkError: the DHT hangs.
     """
-    if wanted is not None:
-        return wanted, "asked for with --block"
+    if decided is not None:
+        return decided
     return choose_block(await session.directory.holders(joining=True), rng, kept)
 
 
 async def _settle(
     session: Session, block: int, reason: str, kept: Collection[int], rng: random.Random
-) -> tuple[int, str]:
+) -> Choice:
     me = session.swarm.peer_id
     for _ in range(MAX_MOVES):
         await _publish(session, block)

@@ -16,15 +16,20 @@ import numpy as np
 from blocktrain.dht.donor import StateServer
 from blocktrain.dht.gossip import TableGossip
 from blocktrain.dht.manifest import State
+from blocktrain.dht.swarm import dht_time
 from blocktrain.node.presence import advertise, await_nodes, keep_specification, withdraw
+from blocktrain.node.rebalance import Share, elect_move
 from blocktrain.node.rounds import Rounds
 from blocktrain.node.work import Work
+from blocktrain.protocol.errors import NetworkError
 
 log = logging.getLogger(__name__)
 SLICE_S = 0.2
 """Training runs in slices this long; a snapshot waits for the current one to end."""
 GOSSIP_TRIES = 4
 GOSSIP_PAUSE_S = 0.5
+BALANCE_TERMS = 10
+"""Blocks that nobody holds are filled in every term; speeds are evened out in every tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Limits:
     """Stop training after this round; 0: never."""
     nodes: int = 1
     """Begin once this many nodes are in the run."""
+    may_move: bool = False
+    """Go to another block when that one needs this node more."""
 
 
 class Node:
@@ -42,13 +49,17 @@ class Node:
 
     def __init__(self, work: Work, limits: Limits) -> None:
         self.work, self.limits = work, limits
+        self._leaving = asyncio.Event()
+        self._move_to: int | None = None
         streams, wire = work.session.streams, work.session.spec.gossip.wire
         self._rounds = Rounds(work, limits.rounds)
         self._gossip = TableGossip(streams, wire, self._take_table, self._shift_table, work.rng)
         self._server = StateServer(streams, work.block, self._give_state)
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> int | None:
         """Serve, train and average until `stop` is set, then leave: state saved, record withdrawn.
+
+        Or until another block needs this node more; then that block is returned.
 
         Raises:
             DataError: the training text can't be read any more. State is saved then, too.
@@ -59,12 +70,20 @@ class Node:
         await self._server.start()
         try:
             async with asyncio.TaskGroup() as group:
-                loops = (advertise(work), keep_specification(work), self._train_until_done())
+                loops = [
+                    advertise(work),
+                    keep_specification(work),
+                    self._train_until_done(),
+                    self._heed(stop),
+                ]
+                if self.limits.may_move:
+                    loops.append(self._watch_blocks())
                 tasks = [group.create_task(loop) for loop in loops]
-                await stop.wait()
+                await self._leaving.wait()
                 for task in tasks:
                     task.cancel()
         finally:
+            await work.session.streams.stop_serving()
             await work.save()
             await withdraw(work)
             work.events.write("stopped", **work.status())
@@ -73,6 +92,34 @@ class Node:
                 "stopped after round %d, step %d; state saved in %s",
                 *(trainer.round, trainer.progress.step, work.folder),
             )
+        return self._move_to
+
+    async def _heed(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._leaving.set()
+
+    async def _watch_blocks(self) -> None:
+        """At each term look whether this node is the one that has to move (see rebalance.py)."""
+        work, term_s = self.work, self.work.session.spec.rounds.deadline_s
+        while True:
+            await asyncio.sleep(term_s - dht_time() % term_s)
+            term = round(dht_time() / term_s)
+            try:
+                holders = await work.session.directory.holders(joining=True)
+            except NetworkError as error:
+                log.warning("could not see who holds what: %s", error)
+                continue
+            shares = {
+                b: [Share(h.peer_id, h.record.tokens_per_s) for h in there] for b, there in holders.items()
+            }
+            move = elect_move(shares, term, balance=term % BALANCE_TERMS == 0)
+            if move is not None and move[0] == work.me:
+                log.info(
+                    "moving to block %d, which needs this node more than block %d does", move[1], work.block
+                )
+                self._move_to = move[1]
+                self._leaving.set()
+                return
 
     async def _train_until_done(self) -> None:
         work = self.work

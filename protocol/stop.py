@@ -21,6 +21,10 @@ class Stop:
         self.asked = asyncio.Event()
         self._preparing = asyncio.current_task()
 
+    def prepare(self) -> None:
+        """From now on a signal cancels the calling task, as there is nothing yet that could leave."""
+        self._preparing = asyncio.current_task()
+
     def work_begins(self) -> None:
         """From now on the node leaves in its own way."""
         self._preparing = None
