@@ -147,6 +147,7 @@ async def _run_json(module: str, arguments: list[str]) -> dict[str, Any]:
     """Run one of our commands and read its document. Raises: NetworkError with its own last line."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=die_with_parent(),

@@ -59,6 +59,11 @@ class LocalNode:
     """Its events but `steps`, in order."""
     expected_to_end: bool = False
 
+    @property
+    def tokens_before(self) -> int:
+        """Tokens that it had been trained on before it was started here."""
+        return next((int(e.get("tokens", 0)) for e in self.events if e["event"] == "started"), 0)
+
     def seen(self, event: str) -> bool:
         """Whether an event of this kind has come."""
         return any(e["event"] == event for e in self.events)
@@ -174,6 +179,8 @@ class LocalSwarm:
     async def _follow(self, node: LocalNode) -> None:
         assert node.process.stdout is not None
         while line := await node.process.stdout.readline():
+            if not line.endswith(b"\n"):  # the node was killed in the middle of a line
+                break
             event = json.loads(line)
             node.status |= event
             node.block = event.get("block", node.block)

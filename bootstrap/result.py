@@ -50,7 +50,7 @@ def compose_result(
     spec: RunSpec, nodes: Sequence[LocalNode], seconds: float, done: Evaluation
 ) -> dict[str, Any]:
     """The whole document."""
-    tokens = sum(n.status["tokens"] for n in nodes)
+    tokens = sum(n.status["tokens"] - n.tokens_before for n in nodes)
     sent = sum(sum(n.status["bytes_sent"].values()) for n in nodes)
     denoising = [
         _mean(n.status["denoising_ce"] for n in nodes if n.block == b) for b in range(spec.model.blocks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import time
 from collections.abc import Iterable
@@ -24,7 +25,9 @@ from hivemind.proto import p2pd_pb2
 
 from blocktrain.dht.dial import ask
 from blocktrain.protocol import circuit, keys
+from blocktrain.protocol.addresses import parse_address
 from blocktrain.protocol.circuit import HopMessage, StopMessage
+from blocktrain.protocol.errors import AddressError
 
 log = logging.getLogger(__name__)
 MAX_CIRCUITS = 128
@@ -64,25 +67,35 @@ class Relay:
         try:
             async with asyncio.timeout(CIRCUIT_TIMEOUT_S):
                 request = await _receive(reader, HopMessage)
-                if request.type == circuit.RESERVE:
-                    await _send(writer, _granted())
-                    return
-                status, target = await self._connect(source, request)
-                await _send(writer, HopMessage(type=circuit.HOP_STATUS, status=status))
-            if target is not None:
-                await self._splice(source, PeerID(request.peer.id).to_base58(), (reader, writer), target)
+            if request.type == circuit.RESERVE:
+                await _send(writer, _granted())
+            else:
+                await self._relay(source, request, reader, writer)
         except (TimeoutError, DecodeError, ValueError, *_TRANSPORT_ERRORS) as error:
             log.debug("relaying for %s: %s", source, error)
         finally:
             _close(writer)
+
+    async def _relay(self, source: str, request: Any, reader: Reader, writer: Writer) -> None:
+        pair = source, PeerID(request.peer.id).to_base58()
+        if len(self._pairs) >= MAX_CIRCUITS or self._busy(*pair):
+            await _send(writer, HopMessage(type=circuit.HOP_STATUS, status=circuit.RESOURCE_LIMIT_EXCEEDED))
+            return
+        self._pairs.append(pair)  # before anything is awaited, or many at once would all find room
+        try:
+            async with asyncio.timeout(CIRCUIT_TIMEOUT_S):
+                status, target = await self._connect(source, request)
+                await _send(writer, HopMessage(type=circuit.HOP_STATUS, status=status))
+            if target is not None:
+                await self._splice(pair, (reader, writer), target)
+        finally:
+            self._pairs.remove(pair)
 
     async def _connect(self, source: str, request: Any) -> tuple[int, tuple[Reader, Writer] | None]:
         """The circuit protocol's status, and the stream to the target if it is OK."""
         if request.type != circuit.CONNECT:
             return circuit.UNEXPECTED, None
         target = PeerID(request.peer.id)
-        if len(self._pairs) >= MAX_CIRCUITS or self._busy(source, target.to_base58()):
-            return circuit.RESOURCE_LIMIT_EXCEEDED, None
         if target.to_base58() not in await connected(self._p2p):
             return circuit.NO_RESERVATION, None
         wanted = p2pd_pb2.StreamOpenRequest(peer=target.to_bytes(), proto=[circuit.STOP])
@@ -110,12 +123,11 @@ class Relay:
         return any(sum(peer in pair for pair in self._pairs) >= MAX_CIRCUITS_PER_PEER for peer in peers)
 
     async def _splice(
-        self, source: str, target: str, near: tuple[Reader, Writer], far: tuple[Reader, Writer]
+        self, pair: tuple[str, str], near: tuple[Reader, Writer], far: tuple[Reader, Writer]
     ) -> None:
         """Pass bytes both ways until either side ends."""
         begin, before = time.monotonic(), self.relayed_bytes
-        self._pairs.append((source, target))
-        log.info("relaying between %s and %s", source, target)
+        log.info("relaying between %s and %s", *pair)
         pumps = [asyncio.create_task(self._pump(a[0], b[1])) for a, b in ((near, far), (far, near))]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -124,9 +136,8 @@ class Relay:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             _close(far[1])
-            self._pairs.remove((source, target))
             passed = (self.relayed_bytes - before) / 1e6
-            log.info("relayed %.1f MB in %.0f s for %s", passed, time.monotonic() - begin, source)
+            log.info("relayed %.1f MB in %.0f s for %s", passed, time.monotonic() - begin, pair[0])
 
     async def _pump(self, reader: Reader, writer: Writer) -> None:
         with contextlib.suppress(*_TRANSPORT_ERRORS):
@@ -180,9 +191,21 @@ async def address_from_outside(p2p: P2P, peer_id: str, ports: Iterable[int]) -> 
                     _close(writer)
         except (TimeoutError, ValueError, *_TRANSPORT_ERRORS):
             continue
-        if line.endswith(b"\n"):
-            answer = answer or line.decode(errors="replace").strip()
+        if line == b"\n":
+            answer = answer or ""
+        elif _is_ours(told := line.decode(errors="replace").strip(), port):
+            answer = answer or told
     return answer
+
+
+def _is_ours(address: str, port: int) -> bool:
+    """Whether an answer has the form that it must have: nothing else is told to others as our address."""
+    try:
+        _, family, host, protocol, number = parse_address(address, listening=True).split("/")
+        ipaddress.ip_address(host)
+    except (AddressError, ValueError):
+        return False
+    return family in ("ip4", "ip6") and protocol == "tcp" and number == str(port)
 
 
 async def _speaks_libp2p(host: str, port: int) -> bool:

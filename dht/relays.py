@@ -31,7 +31,9 @@ class Relays:
 
     def __init__(self, p2p: P2P, dht: DHTNode, initial_peers: Sequence[str]) -> None:
         self._p2p, self._dht = p2p, dht
-        self._candidates = {peer_id_of(address): address for address in initial_peers}
+        direct = [address for address in initial_peers if "/p2p-circuit" not in address]
+        self._candidates = {peer_id_of(address): address for address in direct}
+        self._initial = frozenset(self._candidates)
         self._now: tuple[str, ...] = ()
 
     def suggest(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -56,7 +58,7 @@ class Relays:
         """See which candidates we are connected to; dial others if they are too few."""
         try:
             direct = await connected(self._p2p)
-        except (OSError, asyncio.IncompleteReadError, P2PDaemonError) as error:
+        except (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError) as error:
             log.debug("the daemon does not tell its connections: %s", error)
             return
         serving = [a for peer, a in self._candidates.items() if peer in direct]
@@ -67,12 +69,18 @@ class Relays:
                     serving.append(address)
                 except PeerError as error:
                     log.debug("relay candidate: %s", error)
+                    self._forget(peer)
         now = tuple(serving[:RELAYS_WANTED])
         if now != self._now:
             log.info("reached through %s", ", ".join(now) or "nobody: no relay answers")
         self._now = now
         for address in now:
             await self._meet_again(PeerID.from_base58(peer_id_of(address)))
+
+    def _forget(self, peer: str) -> None:
+        """Make room for others; the initial peers stay, as they may come back."""
+        if peer not in self._initial:
+            del self._candidates[peer]
 
     async def _meet_again(self, peer: PeerID) -> None:
         """hivemind forgets a peer that did not answer once, and nobody can dial us to remind it."""

@@ -63,7 +63,8 @@ class Rendezvous:
 
     def note_holders(self, holders: Sequence[Holder]) -> None:
         """Take over what the directory says about this block now."""
-        self._holders = {h.peer_id: h for h in holders if h.peer_id != self._me}
+        others = (h for h in holders if h.peer_id != self._me)
+        self._holders = {h.peer_id: h for h in others if not h.record.resting}
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -224,6 +225,9 @@ class Rendezvous:
                 leader, self.purpose, known.record.addresses if known else ()
             ) as stream:
                 await stream.send(join)
+                # The leader may put its deadline later than ours, once: a word each second that it is later
+                # still must not hold us for ever.
+                latest = dht_time() + self._directory.spec.rounds.deadline_s
                 while True:
                     answer, _ = await stream.receive(timeout_s=SILENCE_S)
                     if isinstance(answer, Begin):
@@ -232,7 +236,6 @@ class Rendezvous:
                         return answer
                     if not isinstance(answer, Waiting):
                         raise PeerError(leader, f"sent {type(answer).__name__} to a follower")
-                    latest = dht_time() + self._directory.spec.rounds.deadline_s
                     if dht_time() > max(deadline, min(answer.deadline, latest)) + GRACE_S:
                         raise RoundAborted("the leader did not begin the round by the deadline", (leader,))
         finally:

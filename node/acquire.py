@@ -55,6 +55,8 @@ async def download_block(
     with transfer_bar(f"block {index}") as bar:
         wanted = wanted_block(index, trainer.vector)
         values, state, donor = await fetch_state(session, wanted, donors, bar)
+    if state.round <= trainer.round:
+        raise TransferError(f"peer {donor.peer_id[:16]} claimed to be ahead and gave round {state.round}")
     values_N = trainer.vector.join(strip_prefix(values))
     await thread.call(trainer.adopt, values_N, state.round)
     first = sorted(donors, key=lambda h: h.peer_id != donor.peer_id)

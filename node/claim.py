@@ -13,13 +13,13 @@ from blocktrain.dht.session import Session
 from blocktrain.dht.swarm import dht_time
 from blocktrain.node.placement import choose_block
 from blocktrain.protocol.command import program_version
-from blocktrain.protocol.errors import NetworkError
+from blocktrain.protocol.errors import NetworkError, RecordError
 from blocktrain.protocol.records import MAX_ADDRESSES, PeerRecord
 
 log = logging.getLogger(__name__)
 SETTLE_S = 1.0
 """Newcomers that start together see each other's claims within this time."""
-MAX_MOVES = 8
+MAX_LOOKS = 20
 NO_ANCHOR = "0" * 32
 Choice = tuple[int, str]
 """A block, and in words why this one."""
@@ -53,11 +53,16 @@ async def claim_block(
         renewing.cancel()
 
 
+def crowded(holders: Mapping[int, Sequence[Holder]], block: int) -> bool:
+    """Whether a block has two holders more than another, and one of them has not begun yet."""
+    fewest = min(len(there) for there in holders.values())
+    return len(holders[block]) - fewest >= 2 and any(h.record.joining for h in holders[block])
+
+
 def crowded_out(holders: Mapping[int, Sequence[Holder]], block: int, me: str) -> bool:
     """Whether this newcomer is the one that has to leave its block for one with two holders fewer."""
     newcomers = [h.peer_id for h in holders[block] if h.record.joining]
-    fewest = min(len(there) for there in holders.values())
-    return len(holders[block]) - fewest >= 2 and me == max(newcomers, default="")
+    return crowded(holders, block) and me == max(newcomers)
 
 
 async def look_for_block(
@@ -77,12 +82,14 @@ async def _settle(
     session: Session, block: int, reason: str, kept: Collection[int], rng: random.Random
 ) -> Choice:
     me = session.swarm.peer_id
-    for _ in range(MAX_MOVES):
+    for _ in range(MAX_LOOKS):
         await _publish(session, block)
         await asyncio.sleep(SETTLE_S * rng.uniform(0.8, 1.2))
         holders = await session.directory.holders(joining=True)
-        if not crowded_out(holders, block, me):
+        if not crowded(holders, block):
             break
+        if not crowded_out(holders, block, me):
+            continue  # somebody else has to go first; then look again
         await _publish(session, block, leaving=True)
         others = {b: [h for h in there if h.peer_id != me] for b, there in holders.items()}
         log.info("others have come to block %d at the same time; choosing again", block)
@@ -94,7 +101,7 @@ async def _renew(session: Session, block: int) -> None:
     while True:
         try:
             await _publish(session, block)
-        except NetworkError as error:
+        except (NetworkError, RecordError) as error:
             log.warning("could not say that this node takes block %d: %s", block, error)
         await asyncio.sleep(session.directory.ttl_s / 3)
 

@@ -27,6 +27,7 @@ from blocktrain.node.options import NodeOptions, check_options
 from blocktrain.node.placement import parse_block
 from blocktrain.node.preflight import (
     check_room,
+    count_parameters,
     describe_model,
     describe_text,
     estimate_needs,
@@ -101,8 +102,7 @@ async def _work(
     log.info("run %s (fingerprint %s): %s", spec.name, spec.fingerprint, describe_model(spec.model))
     log.info("reachable at %s", " ".join(await session.swarm.addresses()))
     log.info("text %s: %s", text.name, describe_text(train, heldout))
-    learner = Learner.initial(spec, 0, torch.device("cpu"))  # blocks differ in values, not in size
-    parameters = sum(p.numel() for p in learner.parameters)
+    parameters = count_parameters(spec)
     room = check_room(estimate_needs(spec, parameters), home)
     device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
@@ -146,6 +146,7 @@ async def _take_block(
         peer_id=session.swarm.peer_id,
         block=block,
         round=trainer.round,
+        tokens=trainer.progress.tokens,
         parameters=sum(p.numel() for p in trainer.learner.parameters),
         addresses=await session.swarm.addresses(),
         origin=origin,

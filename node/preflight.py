@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from blocktrain.model.block import Block
 from blocktrain.model.text import Text
 from blocktrain.protocol.errors import HomeError, UsageError
 from blocktrain.protocol.spec import ModelSpec, RunSpec
@@ -86,6 +87,13 @@ def check_room(needs: Needs, home: Path) -> str:
         f"{needs.memory / 1e6:,.0f} MB needed, {free_memory / 1e6:,.0f} free; "
         f"disk {needs.disk / 1e6:,.0f} MB of {free_disk / 1e6:,.0f}"
     )
+
+
+def count_parameters(spec: RunSpec) -> int:
+    """Of one block and the table; blocks differ in values, not in size. Allocates nothing."""
+    with torch.device("meta"):
+        block = Block(spec.model, spec.noise.sigma_data)
+    return sum(p.numel() for p in block.parameters()) + spec.model.vocabulary_size * spec.model.d_model
 
 
 def describe_model(model: ModelSpec) -> str:

@@ -11,7 +11,7 @@ from blocktrain.dht.directory import SPEC_TTL_S
 from blocktrain.dht.swarm import dht_time
 from blocktrain.node.work import Work
 from blocktrain.protocol.command import program_version
-from blocktrain.protocol.errors import NetworkError
+from blocktrain.protocol.errors import NetworkError, RecordError
 from blocktrain.protocol.records import MAX_ADDRESSES, PeerRecord
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def advertise(work: Work) -> None:
             if not await work.session.directory.publish(await _record(work, leaving=False)):
                 log.warning("no node of the DHT took this node's record; trying again soon")
             await work.look()
-        except NetworkError as error:
+        except (NetworkError, RecordError) as error:
             log.warning("could not renew this node's record: %s", error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(work.session.directory.ttl_s / 3):
@@ -62,7 +62,7 @@ async def withdraw(work: Work) -> None:
             await work.session.directory.publish(await _record(work, leaving=True))
     except TimeoutError:
         log.warning("could not withdraw this node's record: no answer within %.0f s", LEAVE_S)
-    except NetworkError as error:
+    except (NetworkError, RecordError) as error:
         log.warning("could not withdraw this node's record: %s", error)
 
 
@@ -79,5 +79,6 @@ async def _record(work: Work, *, leaving: bool) -> PeerRecord:
         addresses=(await work.session.swarm.addresses())[:MAX_ADDRESSES],
         version=program_version(),
         time=dht_time(),
+        resting=work.resting,
         leaving=leaving,
     )

@@ -17,6 +17,11 @@ from blocktrain.protocol.messages import Join
 log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+SAVE_S = 300.0
+"""Without a commit, a checkpoint is written this often."""
+CATCH_UP_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+"""Catching up may take a minute, and as long as the block takes at this rate; meanwhile there is no round."""
 DISBELIEF_S = 120.0
 """A holder that claims a lead and can't show it is not believed for this long."""
 
@@ -30,7 +35,7 @@ class Rounds:
         session = work.session
         self.averager = BlockAverager(session.streams, session.directory, work.block, session.spec.rounds)
         self.committed = asyncio.Event()
-        self._deadline = 0.0
+        self._deadline, self._saved = 0.0, dht_time()
         self._failures = 0
         self._disbelieved: dict[str, float] = {}
 
@@ -43,6 +48,8 @@ class Rounds:
                 await self._once()
             except (RoundAborted, NetworkError) as error:
                 await self._after_failure(error)
+            if dht_time() > self._saved + SAVE_S:  # what is learned between rounds that fail is kept, too
+                await self._save()
 
     async def _until_due(self) -> None:
         """Wait for the steps of a round, or for its deadline once there is something to average."""
@@ -54,16 +61,16 @@ class Rounds:
                 return
             work.stepped.clear()
             await work.stepped.wait()
-            work.events.write("steps", **work.status())
 
     async def _once(self) -> None:
         """One attempt. Raises: RoundAborted, NetworkError; then nothing has changed."""
         work = self._work
         peers = await work.look()
+        training = [h for h in peers if not h.record.resting]
         if ahead := self._out_of_reach(peers):
             await self._catch_up(ahead)
             return
-        if not peers:
+        if not training:
             await self._alone()
             return
         self.averager.rendezvous.note_holders(peers)
@@ -82,13 +89,17 @@ class Rounds:
     async def _catch_up(self, ahead: Sequence[Holder]) -> None:
         """Take the block over from holders that are too far ahead. Raises: TransferError."""
         work = self._work
+        limit_s = CATCH_UP_S + 4 * work.trainer.vector.size / SLOWEST_BYTES_PER_S
         try:
-            origin = await download_block(work.session, work.trainer, work.thread, ahead)
-        except TransferError:
+            async with asyncio.timeout(limit_s):
+                origin = await download_block(work.session, work.trainer, work.thread, ahead)
+        except (TransferError, TimeoutError) as error:
             # Claims that nobody makes good must not keep us from averaging with the others.
             until = dht_time() + DISBELIEF_S
             self._disbelieved |= {holder.peer_id: until for holder in ahead}
-            raise
+            raise TransferError(
+                str(error) or f"the block was not taken over within {limit_s:.0f} s"
+            ) from None
         log.info("fell behind; took the block over from %s", origin)
         await self._after_success("resynced", 1)
 
@@ -129,7 +140,11 @@ class Rounds:
         work.news.set()
         self.committed.set()
         work.events.write("round", result=result, members=members, seconds=seconds, **work.status())
-        await work.save()
+        await self._save()
+
+    async def _save(self) -> None:
+        self._saved = dht_time()
+        await self._work.save()
 
     async def _after_failure(self, error: Exception) -> None:
         """Pause before the next attempt, the longer the more have failed in a row."""

@@ -84,14 +84,12 @@ class Node:
                     task.cancel()
         finally:
             await work.session.streams.stop_serving()
-            await work.save()
+            saved = await work.save()
             await withdraw(work)
             work.events.write("stopped", **work.status())
-            trainer = work.trainer
-            log.info(
-                "stopped after round %d, step %d; state saved in %s",
-                *(trainer.round, trainer.progress.step, work.folder),
-            )
+            where = f"state saved in {work.folder}" if saved else "its state could not be saved"
+            progress = work.trainer.progress
+            log.info("stopped after round %d, step %d; %s", work.trainer.round, progress.step, where)
         return self._move_to
 
     async def _heed(self, stop: asyncio.Event) -> None:
@@ -129,6 +127,8 @@ class Node:
             await self._rounds.run()
             for task in tasks:
                 task.cancel()
+        work.resting = True
+        work.news.set()
         work.events.write("finished", **work.status())
         log.info("finished: %d rounds; serving the result until stopped", work.trainer.round)
 
@@ -136,6 +136,7 @@ class Node:
         while True:
             await self.work.thread.call(self.work.trainer.run, SLICE_S)
             self.work.stepped.set()
+            self.work.events.write("steps", **self.work.status(memory=False))
 
     async def _gossip_after_rounds(self) -> None:
         work, every = self.work, self.work.session.spec.gossip.every_rounds

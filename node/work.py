@@ -34,6 +34,9 @@ class Work:
     rng: random.Random = field(init=False)
     rounds: Counter[str] = field(default_factory=Counter)
     gossips: int = 0
+    resting: bool = False
+    """Trained enough; from now on only serving."""
+    _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     known: dict[int, tuple[Holder, ...]] = field(default_factory=dict)
     """Block → holders, when the directory was read last."""
     stepped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,13 +66,23 @@ class Work:
         """All other nodes of the run, as last read."""
         return [h for h in itertools.chain(*self.known.values()) if h.peer_id != self.me]
 
-    async def save(self) -> None:
-        """Write a checkpoint; a full disk is a warning, not the end."""
-        captured = await self.thread.call(checkpoint.capture, self.trainer)
-        try:
-            await asyncio.to_thread(checkpoint.save, self.folder, captured)
-        except CheckpointError as error:
-            log.warning("checkpoint not saved, training goes on: %s", error)
+    async def save(self) -> bool:
+        """Write a checkpoint; a full disk is a warning, not the end. Whether it was written.
+
+        One that has begun is written to its end even if the caller is cancelled: the next must not
+        write into the same file meanwhile.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._save()))
+
+    async def _save(self) -> bool:
+        async with self._saving:
+            captured = await self.thread.call(checkpoint.capture, self.trainer)
+            try:
+                await asyncio.to_thread(checkpoint.save, self.folder, captured)
+            except CheckpointError as error:
+                log.warning("checkpoint not saved, training goes on: %s", error)
+                return False
+            return True
 
     def progress(self) -> str:
         """Step, loss and speed for a log line."""
@@ -77,14 +90,14 @@ class Work:
         ce = "-" if progress.denoising_ce is None else f"{progress.denoising_ce:.3f}"
         return f"step {progress.step}, denoising CE {ce}, {progress.tokens_per_s:,.0f} tokens/s"
 
-    def status(self) -> dict[str, object]:
-        """Everything that can be counted, for an event."""
+    def status(self, *, memory: bool = True) -> dict[str, object]:
+        """Everything that can be counted, for an event; memory takes some milliseconds to find out."""
         progress = self.trainer.progress
         sent: Counter[str] = Counter()
         for (way, purpose), count in self.session.streams.meter.items():
             if way == "sent":
                 sent[purpose.partition("-")[0]] += count
-        now_mb, peak_mb = memory_mb()
+        used = dict(zip(("rss_mb", "peak_rss_mb"), memory_mb(), strict=True)) if memory else {}
         return {
             "block": self.block,
             "round": self.trainer.round,
@@ -97,6 +110,5 @@ class Work:
             "rounds": dict(self.rounds),
             "gossips": self.gossips,
             "bytes_sent": dict(sent),
-            "rss_mb": now_mb,
-            "peak_rss_mb": peak_mb,
+            **used,
         }

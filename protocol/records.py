@@ -49,6 +49,8 @@ class PeerRecord:
     """DHT time at which it was written, seconds."""
     joining: bool = False
     """It has chosen this block and is getting its state: it counts for those who choose, not in rounds."""
+    resting: bool = False
+    """It has trained enough: it serves its state, and takes no part in rounds."""
     leaving: bool = False
     """The holder is gone: the record only hides the one before."""
 

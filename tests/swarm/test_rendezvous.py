@@ -11,7 +11,11 @@ import pytest
 
 from blocktrain.dht import rendezvous
 from blocktrain.dht.averager import Commit
+from blocktrain.dht.streams import Stream
+from blocktrain.dht.swarm import dht_time
 from blocktrain.protocol.errors import RoundAborted
+from blocktrain.protocol.messages import Join, Waiting
+from blocktrain.protocol.spec import RunSpec
 from tests.swarm.members import hold_block, members, outcome, until
 
 pytestmark = pytest.mark.slow
@@ -140,3 +144,31 @@ async def test_a_leader_that_vanishes_while_others_wait_is_replaced(
         found = await asyncio.gather(*tasks)
         assert [type(f) for f in found] == [Commit] * 2
         assert all(isinstance(f, Commit) and len(f.members) == 2 for f in found)
+
+
+async def test_a_leader_that_puts_its_deadline_off_for_ever_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its words promises a round a little later."""
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.3)
+    monkeypatch.setattr(rendezvous, "ARRIVE_S", 0.3)
+    spec = RunSpec.from_mapping(
+        {"name": "tests", "rounds": {"wire": "fp32", "deadline_s": 2, "timeout_s": 20}}
+    )
+    async with members(2, tmp_path, spec) as joined:
+        (me,), hostile = await hold_block(joined[:1], 10), joined[1]
+
+        async def lead(stream: Stream) -> None:
+            await stream.expect(Join)
+            while True:
+                await stream.send(Waiting(1, dht_time() + 100.0))
+                await asyncio.sleep(0.1)
+
+        await hostile.streams.serve("join-0", lead)
+        point = me.averager.rendezvous
+        point.note_holders([await hostile.holder()])
+        monkeypatch.setattr(point, "_leader", lambda: hostile.peer_id)
+        started = time.monotonic()
+        with pytest.raises(RoundAborted, match="did not begin the round by the deadline"):
+            await point.gather(me.join, dht_time() + 0.5)
+        assert time.monotonic() - started < 6

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from blocktrain.dht.directory import Holder
+from blocktrain.dht.session import Session
+from blocktrain.node import claim
 from blocktrain.node.claim import NO_ANCHOR, crowded_out
-from blocktrain.node.placement import choose_block
 from blocktrain.protocol.records import PeerRecord
 
 
@@ -33,29 +37,56 @@ def test_a_difference_of_one_moves_nobody() -> None:
     assert not crowded_out(holders, 0, "a")
 
 
-@given(nodes=st.integers(1, 12), blocks=st.integers(1, 4), seed=st.integers(0, 10_000))
-def test_nodes_that_start_at_the_same_moment_end_up_evenly(nodes: int, blocks: int, seed: int) -> None:
-    """All see an empty directory and draw; then they look, and give way one a block, until it is even."""
-    rngs = {f"n{i:02}": random.Random(f"{seed} {i}") for i in range(nodes)}
-    empty: dict[int, list[Holder]] = {b: [] for b in range(blocks)}
-    claims = {peer: choose_block(empty, rng)[0] for peer, rng in rngs.items()}
+class Board:
+    """The records of a run, as a directory would show them to everybody at once."""
 
-    def listed(without: str = "") -> dict[int, list[Holder]]:
-        return {
-            b: [holder(p, b, joining=True) for p, c in claims.items() if c == b and p != without]
-            for b in range(blocks)
-        }
+    def __init__(self, blocks: int) -> None:
+        self.records: dict[tuple[int, str], PeerRecord] = {}
+        self.blocks = blocks
 
-    for _ in range(8):
-        seen = listed()
-        leaving = [peer for peer, block in claims.items() if crowded_out(seen, block, peer)]
+    def session(self, peer_id: str) -> Session:
+        """One newcomer's view: what `_settle` needs of a session."""
 
-        def elsewhere(peer: str, seen: dict[int, list[Holder]] = seen) -> dict[int, list[Holder]]:
-            return {b: [h for h in hs if h.peer_id != peer] for b, hs in seen.items()}
+        async def publish(record: PeerRecord) -> bool:
+            self.records[record.block, peer_id] = record
+            return True
 
-        moves = {peer: choose_block(elsewhere(peer), rngs[peer]) for peer in leaving}
-        claims |= {peer: block for peer, (block, _) in moves.items()}
-        if not leaving:
-            break
-    counts = [len(there) for there in listed().values()]
-    assert max(counts) - min(counts) <= 1 or nodes > 8
+        async def holders(*, joining: bool) -> dict[int, tuple[Holder, ...]]:
+            assert joining
+            live = {key: r for key, r in self.records.items() if not r.leaving}
+            return {
+                b: tuple(Holder(p, r, 1e9) for (c, p), r in live.items() if c == b)
+                for b in range(self.blocks)
+            }
+
+        async def addresses() -> tuple[str, ...]:
+            return ()
+
+        swarm = SimpleNamespace(peer_id=peer_id, addresses=addresses)
+        return cast(
+            Session, SimpleNamespace(swarm=swarm, directory=SimpleNamespace(publish=publish, holders=holders))
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "blocks"), [(2, 2), (4, 2), (6, 3), (9, 3), (12, 3), (12, 5)])
+def test_nodes_that_start_at_the_same_moment_end_up_evenly(
+    nodes: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All see an empty directory and draw a block; then those on a crowded one give way, one at a time."""
+    monkeypatch.setattr(claim, "SETTLE_S", 0.01)
+
+    async def start(seed: int) -> list[int]:
+        board = Board(blocks)
+
+        async def one(peer_id: str) -> int:
+            session, rng = board.session(peer_id), random.Random(f"{seed} {peer_id}")
+            block, reason = await claim.look_for_block(session, None, (), rng)
+            return (await claim._settle(session, block, reason, (), rng))[0]
+
+        return list(await asyncio.gather(*(one(f"n{i:02}") for i in range(nodes))))
+
+    for seed in range(8):
+        chosen = Counter(asyncio.run(start(seed)))
+        counts = [chosen[block] for block in range(blocks)]
+        assert max(counts) - min(counts) <= 1, counts
