@@ -109,18 +109,21 @@ class Rounds:
         taken: list[tuple[Snapshot, int]] = []
 
         async def take_snapshot() -> Snapshot:
-            taken.append((await work.thread.call(trainer.snapshot), trainer.progress.samples))
+            taken.append(await work.thread.call(self._snapshot))
             return taken[-1][0]
 
         join = Join(trainer.round, trainer.anchor, trainer.progress.samples)
         commit = await self.averager.average(join, self._deadline, take_snapshot)
         return commit, *taken[-1]
 
+    def _snapshot(self) -> tuple[Snapshot, int]:
+        """The parameters and the samples behind them, of the same moment; in the training thread."""
+        return self._work.trainer.snapshot(), self._work.trainer.progress.samples
+
     async def _alone(self) -> None:
         """Nobody else holds the block: what we have learned is its state."""
         work, trainer = self._work, self._work.trainer
-        samples = trainer.progress.samples
-        snapshot = await work.thread.call(trainer.snapshot)
+        snapshot, samples = await work.thread.call(self._snapshot)
         await work.thread.call(trainer.commit, snapshot.values_N, trainer.round + 1, snapshot, samples)
         log.info("round %d: alone with block %d (%s)", trainer.round, work.block, work.progress())
         await self._after_success("solo", 1)
