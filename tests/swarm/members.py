@@ -94,16 +94,19 @@ async def members(
     """So many members of one swarm; the others join by the first, which joins by `peers` if there are any."""
     joined: list[Member] = []
     tasks: list[asyncio.Task[None]] = []
+    stays: dict[str, asyncio.Task[None]] = {}
 
     async def add(index: int, initial: Sequence[str]) -> None:
         ready: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
-        tasks.append(asyncio.create_task(_stay(folder / f"m{index}-{spec.seed}", spec, initial, ready)))
-        either: list[asyncio.Future[Any]] = [ready, tasks[-1]]
+        task = asyncio.create_task(_stay(folder / f"m{index}-{spec.seed}", spec, initial, ready))
+        tasks.append(task)
+        either: list[asyncio.Future[Any]] = [ready, task]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
-            await tasks[-1]
+            await task
         joined.append(ready.result())
+        stays[joined[-1].peer_id] = task
 
     try:
         await add(0, peers)
@@ -113,6 +116,9 @@ async def members(
     finally:
         for member in joined:
             member.leave.set()
+        for task in tasks:
+            if task not in stays.values():  # interrupted while it joined: nobody could tell it to leave
+                task.cancel()
         await asyncio.gather(*tasks)
 
 
