@@ -76,15 +76,15 @@ class Shell:
         assert process.returncode == 0, process.stderr
         return json.loads(process.stdout)
 
-    def stop(self) -> None:
-        """Ctrl-C everything; each must end by itself with success."""
+    def stop(self) -> list[int]:
+        """Ctrl-C everything, and wait for each to end by itself; their exit codes."""
         for process in self._running:
             process.send_signal(signal.SIGINT)
         codes = [process.wait(timeout=20) for process in self._running]
         for process in self._running:
             assert process.stdout is not None
             process.stdout.close()
-        assert not any(codes)
+        return codes
 
 
 @contextlib.contextmanager
@@ -156,15 +156,19 @@ def wait_for(node: subprocess.Popen[str], wanted: Any) -> None:
 def test_in_separate_shells(tmp_path: Path, run_file: Path, text: Path) -> None:
     """All on loopback."""
     shell = Shell("127.0.0.1")
-    with contextlib.ExitStack() as stack:
-        stack.callback(shell.stop)
+    try:
         session(shell, shell, run_file, text, tmp_path)
+    finally:
+        codes = shell.stop()
+    assert not any(codes)
 
 
 @pytest.mark.skipif(not can_make_namespaces, reason="needs root and iproute2")
 def test_between_two_network_namespaces(tmp_path: Path, run_file: Path, text: Path) -> None:
     """Two hosts with a wire between them."""
-    with two_namespaces() as (one, two), contextlib.ExitStack() as stack:
-        stack.callback(one.stop)
-        stack.callback(two.stop)
-        session(one, two, run_file, text, tmp_path)
+    with two_namespaces() as (one, two):
+        try:
+            session(one, two, run_file, text, tmp_path)
+        finally:
+            codes = one.stop() + two.stop()
+        assert not any(codes)
