@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from blocktrain.dht import state as module
+from blocktrain.dht.chunks import CHUNKS_AHEAD
 from blocktrain.dht.donor import StateServer, purpose
 from blocktrain.dht.manifest import CHUNK_BYTES, State, chunk_bytes
 from blocktrain.dht.state import Download
@@ -56,7 +57,11 @@ async def test_donors_of_the_same_bytes_share_the_work(tmp_path: Path) -> None:
         assert found == LARGE
         sent = [donor.streams.meter["sent", purpose(0)] for donor in donors]
         assert min(sent) >= CHUNK_BYTES
-        assert joiner.streams.bytes("received") < len(LARGE.data) + 4 * CHUNK_BYTES
+        # At the end an idle donor is asked for what others have not delivered yet: at most their windows.
+        twice = len(donors) * CHUNKS_AHEAD + 1
+        assert (
+            joiner.streams.bytes("received") < len(LARGE.data) + twice * CHUNK_BYTES < 1.5 * len(LARGE.data)
+        )
 
 
 async def test_a_donor_that_takes_requests_and_says_nothing_holds_nobody_up(tmp_path: Path) -> None:
