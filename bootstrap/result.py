@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def compose_result(
     tokens = sum(n.status["tokens"] - n.tokens_before for n in nodes)
     sent = sum(sum(n.status["bytes_sent"].values()) for n in nodes)
     denoising = [
-        _mean(n.status["denoising_ce"] for n in nodes if n.block == b) for b in range(spec.model.blocks)
+        known_mean(n.status["denoising_ce"] for n in nodes if n.block == b) for b in range(spec.model.blocks)
     ]
     return {
         "run": spec.name,
@@ -75,6 +75,7 @@ def compose_result(
     }
 
 
-def _mean(values: Any) -> float | None:
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known, to four digits; None if there are none."""
     known = [v for v in values if v is not None]
     return round(sum(known) / len(known), 4) if known else None

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blocktrain.bootstrap.local import LocalNode, LocalSwarm
-from blocktrain.bootstrap.result import count_rounds
+from blocktrain.bootstrap.result import count_rounds, known_mean
 
 LINE_EVERY_S = 10.0
 
@@ -58,7 +58,8 @@ class SwarmView:
     def _line(self, swarm: LocalSwarm) -> str:
         rounds, done = count_rounds(swarm.nodes), _rounds_done(swarm)
         ces = [
-            _mean([n.status.get("denoising_ce") for n in swarm.nodes if n.block == b]) for b in _blocks(swarm)
+            known_mean([n.status.get("denoising_ce") for n in swarm.nodes if n.block == b])
+            for b in _blocks(swarm)
         ]
         shown = ", ".join("-" if ce is None else f"{ce:.3f}" for ce in ces)
         return (
@@ -85,7 +86,7 @@ def show_swarm(rounds: int) -> Iterator[SwarmView]:
 
 
 def _block_row(block: int, nodes: list[LocalNode]) -> list[str]:
-    rounds, ce = count_rounds(nodes), _mean([n.status.get("denoising_ce") for n in nodes])
+    rounds, ce = count_rounds(nodes), known_mean([n.status.get("denoising_ce") for n in nodes])
     sent = sum(sum(n.status.get("bytes_sent", {}).values()) for n in nodes)
     return [
         str(block),
@@ -110,8 +111,3 @@ def _blocks(swarm: LocalSwarm) -> range:
 
 def _speed(nodes: list[LocalNode]) -> float:
     return float(sum(n.status.get("tokens_per_s", 0.0) for n in nodes if n.process.returncode is None))
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto import p2pd_pb2
 
-from blocktrain.dht.dial import ask
+from blocktrain.dht.dial import TRANSPORT_ERRORS, ask
 from blocktrain.protocol import circuit, keys
 from blocktrain.protocol.addresses import parse_address
 from blocktrain.protocol.circuit import HopMessage, StopMessage
@@ -35,7 +35,6 @@ MAX_CIRCUITS_PER_PEER = 16
 CIRCUIT_TIMEOUT_S = 10.0
 RESERVED_S = 3600
 _PIECE_BYTES = 65_536
-_TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
 
@@ -71,7 +70,7 @@ class Relay:
                 await _send(writer, _granted())
             else:
                 await self._relay(source, request, reader, writer)
-        except (TimeoutError, DecodeError, ValueError, *_TRANSPORT_ERRORS) as error:
+        except (TimeoutError, DecodeError, ValueError, *TRANSPORT_ERRORS) as error:
             log.debug("relaying for %s: %s", source, error)
         finally:
             _close(writer)
@@ -103,7 +102,7 @@ class Relay:
             reader, writer = await ask(
                 self._p2p, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=wanted)
             )
-        except _TRANSPORT_ERRORS:
+        except TRANSPORT_ERRORS:
             return circuit.CONNECTION_FAILED, None
         try:
             offer = StopMessage(type=circuit.STOP_CONNECT)
@@ -140,7 +139,7 @@ class Relay:
             log.info("relayed %.1f MB in %.0f s for %s", passed, time.monotonic() - begin, pair[0])
 
     async def _pump(self, reader: Reader, writer: Writer) -> None:
-        with contextlib.suppress(*_TRANSPORT_ERRORS):
+        with contextlib.suppress(*TRANSPORT_ERRORS):
             while data := await reader.read(_PIECE_BYTES):
                 writer.write(data)
                 await writer.drain()
@@ -168,7 +167,7 @@ class DialBack:
                         answer = f"/{family}/{host}/tcp/{port}"
                 writer.write(answer.encode() + b"\n")
                 await writer.drain()
-        except (TimeoutError, *_TRANSPORT_ERRORS) as error:
+        except (TimeoutError, *TRANSPORT_ERRORS) as error:
             log.debug("dialling back to %s: %s", info.peer_id.to_base58(), error)
         finally:
             _close(writer)
@@ -189,7 +188,7 @@ async def address_from_outside(p2p: P2P, peer_id: str, ports: Iterable[int]) -> 
                     line = await reader.readline()
                 finally:
                     _close(writer)
-        except (TimeoutError, ValueError, *_TRANSPORT_ERRORS):
+        except (TimeoutError, ValueError, *TRANSPORT_ERRORS):
             continue
         if line == b"\n":
             answer = answer or ""
@@ -255,5 +254,5 @@ async def _receive(reader: Reader, kind: Any) -> Any:
 
 
 def _close(writer: Writer) -> None:
-    with contextlib.suppress(*_TRANSPORT_ERRORS):
+    with contextlib.suppress(*TRANSPORT_ERRORS):
         writer.close()

@@ -13,6 +13,8 @@ from multiaddr import Multiaddr  # hivemind's makes wrong bytes of /p2p/PEER_ID/
 from blocktrain.protocol.addresses import parse_address, peer_id_of
 from blocktrain.protocol.errors import AddressError, PeerError
 
+TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
+"""What a stream, or the daemon, raises when its other end is gone or says no."""
 DIAL_TIMEOUT_S = 8.0
 BACKOFF = "not dialled again so soon after a failure"
 """The reason that libp2p gives for a few seconds instead of the one before, which tells more."""

@@ -9,10 +9,10 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from hivemind.p2p import P2P, PeerID
 
 from blocktrain.dht.circuit import address_from_outside, connected
-from blocktrain.dht.dial import dial, leads_to
+from blocktrain.dht.dial import TRANSPORT_ERRORS, dial, leads_to
 from blocktrain.protocol.addresses import peer_id_of
 from blocktrain.protocol.errors import PeerError
 
@@ -58,7 +58,7 @@ class Relays:
         """See which candidates we are connected to; dial others if they are too few."""
         try:
             direct = await connected(self._p2p)
-        except (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError) as error:
+        except TRANSPORT_ERRORS as error:
             log.debug("the daemon does not tell its connections: %s", error)
             return
         serving = [a for peer, a in self._candidates.items() if peer in direct]

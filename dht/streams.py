@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto import p2pd_pb2
 
-from blocktrain.dht.dial import ask
+from blocktrain.dht.dial import TRANSPORT_ERRORS, ask
 from blocktrain.dht.swarm import Swarm
 from blocktrain.protocol import keys, messages
 from blocktrain.protocol.errors import BlocktrainError, MessageError, PeerError
@@ -33,7 +33,6 @@ MAX_INCOMING = 256
 """Streams that are served at once; more are closed at once, so a flood costs no memory."""
 MAX_PER_PEER = 32
 """Of these, how many one peer may have, so that it can't keep the others out."""
-_TRANSPORT_ERRORS = (OSError, asyncio.IncompleteReadError, P2PDaemonError, RuntimeError)
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Stream:
                 await self._writer.drain()
         except TimeoutError:
             raise PeerError(self.peer_id, f"took nothing for {timeout_s:.0f} s ({self.purpose})") from None
-        except _TRANSPORT_ERRORS as error:
+        except TRANSPORT_ERRORS as error:
             raise PeerError(
                 self.peer_id, f"connection lost ({self.purpose}: {error or type(error).__name__})"
             ) from None
@@ -86,7 +85,7 @@ class Stream:
             raise PeerError(self.peer_id, f"silent for {timeout_s:.0f} s ({self.purpose})") from None
         except MessageError as error:
             raise PeerError(self.peer_id, f"sent nonsense ({self.purpose}: {error})") from None
-        except _TRANSPORT_ERRORS:
+        except TRANSPORT_ERRORS:
             raise PeerError(self.peer_id, f"connection lost ({self.purpose})") from None
         self._meter["received", self.purpose] += PREFIX.size + header_bytes + payload_bytes
         return message, payload
@@ -122,7 +121,7 @@ class Stream:
 
     def close(self) -> None:
         """Close at once; the other side sees the end of the stream."""
-        with contextlib.suppress(*_TRANSPORT_ERRORS):
+        with contextlib.suppress(*TRANSPORT_ERRORS):
             self._writer.close()
 
 
@@ -175,7 +174,7 @@ class Streams:
 
     async def stop_serving(self) -> None:
         """End all streams that are being served, and serve nothing until `serve` is called again."""
-        with contextlib.suppress(*_TRANSPORT_ERRORS, TimeoutError):  # the daemon may be gone already
+        with contextlib.suppress(*TRANSPORT_ERRORS, TimeoutError):  # the daemon may be gone already
             async with asyncio.timeout(PART_S):
                 while self._names:
                     await self.swarm.p2p.remove_binary_stream_handler(self._names.pop())
@@ -200,7 +199,7 @@ class Streams:
         except TimeoutError:
             self.swarm.forget_connection(peer_id)
             raise PeerError(peer_id, f"no stream within {OPEN_TIMEOUT_S:.0f} s ({purpose})") from None
-        except (*_TRANSPORT_ERRORS, ValueError) as error:
+        except (*TRANSPORT_ERRORS, ValueError) as error:
             self.swarm.forget_connection(peer_id)
             raise PeerError(
                 peer_id, f"can't be reached ({purpose}: {' '.join(str(error).split())[:160]})"
