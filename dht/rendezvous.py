@@ -153,7 +153,9 @@ class Rendezvous:
         if self._following:
             return self._following
         leader = self._leader()
-        return self._me if self._staying or leader == peer else leader
+        if self._staying or leader == peer or leader in self._waiting:  # who follows us does not lead
+            return self._me
+        return leader
 
     def _leader(self) -> str:
         """The holder that leads now, in this node's view."""

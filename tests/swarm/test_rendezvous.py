@@ -92,6 +92,23 @@ async def test_followers_of_one_that_does_not_lead_any_more_are_sent_on(
         assert [type(found) for found in await asyncio.gather(*tasks)] == [Commit] * 3
 
 
+async def test_one_that_comes_when_the_leader_of_the_new_term_already_follows_the_old_one_is_led(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`new` follows `old`, then its own term begins: whoever comes now must not be sent in circles."""
+    async with members(3, tmp_path) as joined:
+        holders = await hold_block(joined, 10)
+        old, new, late = holders
+        leader = [old.member.peer_id]
+        for holder in holders:
+            monkeypatch.setattr(holder.averager.rendezvous, "_leader", lambda: leader[0])
+        tasks = [asyncio.create_task(outcome(holder, within_s=-1.0)) for holder in (old, new)]
+        await until(lambda: new.member.peer_id in old.averager.rendezvous._followers)
+        leader[0] = new.member.peer_id
+        tasks.append(asyncio.create_task(outcome(late, within_s=-1.0)))
+        assert [type(found) for found in await asyncio.gather(*tasks)] == [Commit] * 3
+
+
 @pytest.mark.parametrize("staggered", [False, True])
 async def test_two_that_each_take_the_other_for_the_leader_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staggered: bool
