@@ -11,6 +11,7 @@ from blocktrain.protocol.errors import UsageError
 from blocktrain.protocol.options import NetworkOptions
 from blocktrain.protocol.records import MAX_TTL_S
 
+ACTIONS = ("run", "pause", "resume", "status")
 MIN_TTL_S = 3.0
 """Records are renewed three times within their lifetime; more often than once a second is a burden."""
 
@@ -19,6 +20,8 @@ MIN_TTL_S = 3.0
 class NodeOptions(NetworkOptions):
     """How a node takes part."""
 
+    action: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="run|pause|resume|status")] = "run"
+    """What to do: run a node, or tell the one that runs with that --home to pause, resume or say how it is."""
     data: Annotated[str, tyro.conf.arg(metavar="PATH")] = ""
     """Text to train on: a file, a folder or a glob. Part of it is held out and never trained on."""
     block: Annotated[str, tyro.conf.arg(metavar="N|auto")] = "auto"
@@ -35,6 +38,14 @@ class NodeOptions(NetworkOptions):
     """Processor cores to train with; 0: all of them."""
     nice: int = 10
     """How far training stands back behind other programs, from 0 (not at all) to 19."""
+    max_upload: Annotated[float, tyro.conf.arg(metavar="MBIT/S")] = 0.0
+    """Send at most this much, rounds and state downloads included; 0: no limit."""
+    max_download: Annotated[float, tyro.conf.arg(metavar="MBIT/S")] = 0.0
+    """Receive at most this much; 0: no limit."""
+    max_memory: Annotated[float, tyro.conf.arg(metavar="MB")] = 0.0
+    """Don't begin if the block needs more memory than this, and stop if it comes to take more; 0: no limit."""
+    quiet_hours: Annotated[str, tyro.conf.arg(metavar="HH:MM-HH:MM")] = ""
+    """Don't train in this time of day, by this machine's clock; the state stays available to others."""
     rounds: int = 0
     """Stop training after this many rounds, and serve the result until stopped; 0: train until stopped."""
     wait_for: int = 1
@@ -44,17 +55,26 @@ class NodeOptions(NetworkOptions):
     events: Annotated[str, tyro.conf.arg(metavar="FILE|-")] = ""
     """Append what happens to this file as JSON lines; -: to stdout."""
     check: bool = False
-    """Only check whether this node could train, and say so."""
+    """Only check whether this node could train, say what is missing, and end: 0 if it could."""
+    json: bool = False
+    """Print what --check or status has found as one JSON document."""
+    join_timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """Give up when no initial peer has answered by then; 0: never."""
 
 
 def check_options(options: NodeOptions) -> None:
-    """Refuse numbers that can't work. Raises: UsageError."""
+    """Refuse values that can't work. Raises: UsageError."""
+    if options.action not in ACTIONS:
+        raise UsageError(f"{options.action[:40]!r}: not something a node can do; use {', '.join(ACTIONS)}")
     for name, value, low, high in (
         ("nice", options.nice, 0, 19),
         ("rounds", options.rounds, 0, 2**53),
         ("wait-for", options.wait_for, 1, 10**6),
         ("record-ttl", options.record_ttl, MIN_TTL_S, MAX_TTL_S),
         ("join-timeout", options.join_timeout, 0, 10**9),
+        ("max-upload", options.max_upload, 0, 10**6),
+        ("max-download", options.max_download, 0, 10**6),
+        ("max-memory", options.max_memory, 0, 10**9),
     ):
         if not low <= value <= high:
             raise UsageError(f"--{name} {value}: must be from {low:g} to {high:g}")

@@ -39,6 +39,8 @@ class CommonOptions:
 
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml")] = ""
     """Read options from this TOML file; the command line wins."""
+    log_format: Annotated[str, tyro.conf.arg(metavar="text|json")] = "text"
+    """How logs on stderr are written: as text, or each line as a JSON object."""
     debug: bool = False
     """Log everything, libraries included, and show tracebacks."""
     version: bool = False
