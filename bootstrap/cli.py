@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from typing import Annotated
 
 import tyro
 
-from blocktrain.bootstrap.seed import keep_published, remember_port, with_last_port
+from blocktrain.bootstrap.seed import keep_published
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.dht.directory import list_runs, publish_run
+from blocktrain.dht.membership import stay_joined
 from blocktrain.dht.swarm import JoinConfig, Swarm, join_swarm
 from blocktrain.model.bands import noise_bands
 from blocktrain.protocol.addresses import parse_address, parse_addresses
 from blocktrain.protocol.command import Command, CommonOptions, print_json, run_command
-from blocktrain.protocol.home import hold_home
+from blocktrain.protocol.home import hold_home, remember_port, with_last_port
 from blocktrain.protocol.identity import load_or_create_identity
 from blocktrain.protocol.spec import RunSpec
 from blocktrain.protocol.stop import Stop, stop_signals
@@ -66,38 +68,49 @@ async def run(options: BootstrapOptions) -> int:
     announce = tuple(parse_address(a, listening=True) for a in options.announce)
     with hold_home(options.home, "seed") as home, stop_signals() as stop:
         identity = load_or_create_identity(home / "identity.key")
-        daemon = DaemonConfig(home / "identity.key", with_last_port(home, listen), announce)
-        async with (
-            asyncio.TaskGroup() as group,
-            join_swarm(identity, JoinConfig(daemon, peers), group) as swarm,
-        ):
-            remember_port(home, await swarm.addresses())
-            await _serve(swarm, spec, options, home, stop)
+
+        def join(group: asyncio.TaskGroup) -> contextlib.AbstractAsyncContextManager[Swarm]:
+            daemon = DaemonConfig(home / "identity.key", with_last_port(home, listen), announce)
+            return join_swarm(identity, JoinConfig(daemon, peers), group)
+
+        await stay_joined(join, _Seed(spec, options, home, stop).serve, stop, lambda reason: None)
     return 0
 
 
-async def _serve(
-    swarm: Swarm, spec: RunSpec | None, options: BootstrapOptions, home: Path, stop: Stop
-) -> None:
-    if spec is not None:
-        await publish_run(swarm, spec)
-    addresses = await swarm.addresses()
-    if options.json:
-        run = (
-            {"run": spec.name, "fingerprint": spec.fingerprint}
-            if spec
-            else {"run": None, "fingerprint": None}
-        )
-        print_json({"peer_id": swarm.peer_id, "addresses": addresses, **run})
-    else:
-        print(_welcome(addresses, spec, home, await list_runs(swarm)), flush=True)
-    stop.work_begins()
-    async with asyncio.TaskGroup() as group:
-        keeping = group.create_task(keep_published(swarm, spec)) if spec is not None else None
-        await stop.asked.wait()
-        if keeping is not None:
-            keeping.cancel()
-    log.info("stopped")
+@dataclass
+class _Seed:
+    """What a seed does while it is a member."""
+
+    spec: RunSpec | None
+    options: BootstrapOptions
+    home: Path
+    stop: Stop
+    _told: bool = False
+
+    async def serve(self, swarm: Swarm) -> None:
+        """Publish the run and keep it published, until stopped."""
+        addresses = await swarm.addresses()
+        remember_port(self.home, addresses)
+        if self.spec is not None:
+            await publish_run(swarm, self.spec)
+        if not self._told:
+            self._told = True
+            self._tell(addresses, await list_runs(swarm))
+        self.stop.work_begins()
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(keep_published(swarm, self.spec)) if self.spec is not None else None
+            await self.stop.asked.wait()
+            if keeping is not None:
+                keeping.cancel()
+        log.info("stopped")
+
+    def _tell(self, addresses: tuple[str, ...], runs: dict[str, str]) -> None:
+        spec = self.spec
+        if self.options.json:
+            names = {"run": spec and spec.name, "fingerprint": spec and spec.fingerprint}
+            print_json({"peer_id": addresses[0].rpartition("/")[2], "addresses": addresses, **names})
+        else:
+            print(_welcome(addresses, spec, self.home, runs), flush=True)
 
 
 def _welcome(addresses: tuple[str, ...], spec: RunSpec | None, home: Path, runs: dict[str, str]) -> str:

@@ -109,7 +109,8 @@ class LocalSwarm:
             *("--initial-peers", self.address, "--data", config.data, "--block", str(block)),
             *("--home", str(config.home / f"node-{index}"), "--listen", LOOPBACK, "--events", "-"),
             *("--threads", str(config.threads), "--rounds", str(config.rounds)),
-            *("--record-ttl", str(config.record_ttl_s), *extra),
+            *("--record-ttl", str(config.record_ttl_s)),
+            *("--join-timeout", str(START_TIMEOUT_S), *extra),
         ]
         process, log_file = await self._spawn("blocktrain.node.cli", arguments, f"node-{index}")
         node = LocalNode(index, int(block) if str(block).isdecimal() else -1, process, log_file)

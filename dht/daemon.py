@@ -62,7 +62,7 @@ async def run_daemon(config: DaemonConfig, group: asyncio.TaskGroup) -> AsyncIte
     """
     _sweep_folders_of_the_dead()
     for address in config.listen:
-        _check_port(address)
+        check_port(address)
     folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
     try:
         process = await _spawn(config, folder)
@@ -83,7 +83,7 @@ async def run_daemon(config: DaemonConfig, group: asyncio.TaskGroup) -> AsyncIte
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_port(address: str) -> None:
+def check_port(address: str) -> None:
     """Refuse a TCP port that is taken: libp2p would share it with another daemon and hear half of the calls.
 
     Raises:

@@ -21,7 +21,7 @@ class NodeOptions(NetworkOptions):
     """How a node takes part."""
 
     action: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="run|pause|resume|status")] = "run"
-    """What to do: run a node, or tell the one that runs with that --home to pause, resume or say how it is."""
+    """Run a node; or let the one that runs with that --home pause, resume, or say how it is."""
     data: Annotated[str, tyro.conf.arg(metavar="PATH")] = ""
     """Text to train on: a file, a folder or a glob. Part of it is held out and never trained on."""
     block: Annotated[str, tyro.conf.arg(metavar="N|auto")] = "auto"
@@ -43,7 +43,7 @@ class NodeOptions(NetworkOptions):
     max_download: Annotated[float, tyro.conf.arg(metavar="MBIT/S")] = 0.0
     """Receive at most this much; 0: no limit."""
     max_memory: Annotated[float, tyro.conf.arg(metavar="MB")] = 0.0
-    """Don't begin if the block needs more memory than this, and stop if it comes to take more; 0: no limit."""
+    """Don't begin if the block needs more memory, and stop if it comes to take more; 0: no limit."""
     quiet_hours: Annotated[str, tyro.conf.arg(metavar="HH:MM-HH:MM")] = ""
     """Don't train in this time of day, by this machine's clock; the state stays available to others."""
     rounds: int = 0

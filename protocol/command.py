@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import time
 import tomllib
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +32,7 @@ from blocktrain.protocol.errors import BlocktrainError, UsageError
 from blocktrain.protocol.schema import from_mapping
 
 INTERRUPTED = 130
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,38 +85,50 @@ def run_command(
 def _run(
     command: Command, options_type: type[O], main: Callable[[O], Awaitable[int]], arguments: list[str]
 ) -> int:
-    debug = "--debug" in arguments
+    debug, log_format = "--debug" in arguments, _value_of("--log-format", arguments)
     try:
         options = parse_options(command, options_type, arguments)
+        log_format = options.log_format
+        if log_format not in LOG_FORMATS:
+            raise UsageError(f"--log-format {log_format[:40]!r}: use {' or '.join(LOG_FORMATS)}")
         if options.version:
             print(f"{command.name} {program_version()}")
             return 0
         debug = options.debug
-        set_up_logging(debug)
+        set_up_logging(debug, log_format)
         return uvloop.run(_cancel_on_sigterm(main(options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"{command.name}: interrupted", file=sys.stderr)
+        _complain(command, "interrupted", log_format)
         return INTERRUPTED
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except BaseException as error:  # noqa: BLE001  the last frame: nothing above could handle it
         if debug:
             traceback.print_exc()
-        return _report(command, error, debug)
+        return _report(command, error, debug, log_format)
 
 
-def _report(command: Command, error: BaseException, debug: bool) -> int:
+def _report(command: Command, error: BaseException, debug: bool, log_format: str) -> int:
     """Say in one line what went wrong; the exit code for it."""
     known, first = first_known(error), _first(error)
     if known is not None:
-        print(f"{command.name}: error: {known}", file=sys.stderr)
+        _complain(command, f"error: {known}", log_format)
         return known.exit_code
     if isinstance(first, BrokenPipeError):  # whoever read stdout has gone, and knows
         return 1
     if not debug:
         what = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
-        print(f"{command.name}: internal error: {what}; run again with --debug", file=sys.stderr)
+        _complain(command, f"internal error: {what}; run again with --debug", log_format)
     return 1
+
+
+def _complain(command: Command, text: str, log_format: str) -> None:
+    """The last line on stderr of a command that did not do its work."""
+    if log_format == "json":
+        text = _as_json(time.time(), "CRITICAL", command.name, text)
+    else:
+        text = f"{command.name}: {text}"
+    print(text, file=sys.stderr)
 
 
 def parse_options(command: Command, options_type: type[O], arguments: Sequence[str]) -> O:
@@ -149,20 +163,34 @@ def program_version() -> str:
     return importlib.metadata.version("blocktrain")
 
 
-def set_up_logging(debug: bool) -> None:
-    """Text logs on stderr; our own from INFO on, the libraries' from ERROR on; with `debug` everything."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if debug else logging.INFO,
-        format=f"%(asctime)s %(levelname)s {'%(name)s ' if debug else ''}%(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+def set_up_logging(debug: bool, log_format: str = "text") -> None:
+    """Logs on stderr; our own from INFO on, the libraries' from ERROR on; with `debug` everything.
+
+    `log_format` is one of LOG_FORMATS; in `json`, each line is an object (see docs/commands.md).
+    """
+    names = "%(name)s " if debug else ""
+    formatter = logging.Formatter(f"%(asctime)s %(levelname)s {names}%(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else formatter)
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler], force=True)
     logging.getLogger("multiaddr").setLevel(logging.WARNING)
     if not debug:
         # Both report as errors what our own code handles, such as a peer that hung up.
         for name in ("hivemind", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info) if record.exc_info else None
+        return _as_json(record.created, record.levelname, record.name, record.getMessage(), trace)
+
+
+def _as_json(when: float, level: str, logger: str, message: str, trace: str | None = None) -> str:
+    line: dict[str, object] = {"time": round(when, 3), "level": level, "logger": logger, "message": message}
+    return json.dumps(line | ({"traceback": trace} if trace else {}))
 
 
 def print_json(document: object) -> None:

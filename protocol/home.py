@@ -13,6 +13,8 @@ from blocktrain.protocol.errors import HomeError
 
 DEFAULT_PARENT = Path("~/.blocktrain")
 _LOCK = "lock"
+_PORT_FILE = "port"
+_ANY_PORT = "/tcp/0"
 
 
 @contextlib.contextmanager
@@ -37,6 +39,27 @@ def hold_home(chosen: str, kind: str) -> Iterator[Path]:
                 os.close(lock)  # and with it the lock; the kernel does the same after a kill
             return
     raise HomeError(f"{chosen} is in use by process {_holder(_expand(Path(chosen)))}; give another --home")
+
+
+def with_last_port(home: Path, listen: tuple[str, ...]) -> tuple[str, ...]:
+    """`listen` with ports that are left to the system (0) replaced by the one that it chose last time."""
+    try:
+        port = (home / _PORT_FILE).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return listen
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        return listen
+    return tuple(a.removesuffix("0") + port if a.endswith(_ANY_PORT) else a for a in listen)
+
+
+def remember_port(home: Path, addresses: tuple[str, ...]) -> None:
+    """Keep the TCP port of these addresses, so that they survive a restart. Raises: HomeError."""
+    own = [a for a in addresses if "/tcp/" in a and "/p2p-circuit" not in a]
+    try:
+        if own:
+            (home / _PORT_FILE).write_text(own[0].split("/tcp/")[1].split("/")[0] + "\n")
+    except OSError as error:
+        raise HomeError(f"{home / _PORT_FILE}: can't be written: {error.strerror}") from None
 
 
 def _expand(folder: Path) -> Path:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ import pytest
 import uvloop
 
 from blocktrain.bootstrap.local import LocalNode, LocalSwarm, LocalSwarmConfig, run_local_swarm
+from blocktrain.dht.clock import JUMP_S
 from blocktrain.dht.session import Session, visit_run
 from blocktrain.dht.state import Download
 from blocktrain.model.initial import initial_table
@@ -193,25 +195,57 @@ def test_a_node_leaves_cleanly(tmp_path: Path, text: str, number: int) -> None:
     in_loop(body)
 
 
-def test_a_node_whose_daemon_dies_says_so_and_ends(tmp_path: Path, text: str) -> None:
-    """No hang when p2pd is killed: exit 1, one clear line, state saved."""
+def test_a_node_whose_daemon_is_killed_or_that_was_stopped_for_a_while_joins_again(
+    tmp_path: Path, text: str
+) -> None:
+    """Without a manual step: state saved, one line that says why, training goes on from there."""
 
     async def body() -> None:
-        config = LocalSwarmConfig(small_run(), tmp_path, text, nodes=3)
+        config = LocalSwarmConfig(small_run(), tmp_path, text, nodes=2)
         async with local_swarm(config) as swarm:
+            killed, frozen = swarm.nodes
             await swarm.until(lambda s: all(n.rounds("solo") for n in s.nodes), 60)
-            node = swarm.nodes[2]
-            node.expected_to_end = True
-            (daemon,) = daemons_of(node)
+            (daemon,) = daemons_of(killed)
+            frozen.process.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            port = daemon_port(killed)
             daemon.kill()
-            async with asyncio.timeout(15):
-                await node.process.wait()
-            assert node.process.returncode == 1
-            last = node.log_file.read_text().splitlines()[-1]
-            assert last.startswith("blocktrain-node: error: the libp2p daemon was killed by signal 9")
-            assert list((tmp_path / "node-2").glob("small-*/block-2/*.safetensors"))
+            await swarm.until(lambda s: len(starts(killed)) == 2, 30)
+            first, second = starts(killed)
+            assert second["origin"].startswith(f"checkpoint of round {second['round']}")
+            assert second["round"] >= first["round"] + 1
+            assert second["peer_id"] == first["peer_id"]
+            assert daemon_port(killed) == port
+            assert "the libp2p daemon was killed by signal 9" in killed.log_file.read_text()
+            await asyncio.sleep(max(0.0, stopped + JUMP_S + 2 - time.monotonic()))  # so long it has to be
+            frozen.process.send_signal(signal.SIGCONT)
+            await swarm.until(lambda s: len(starts(frozen)) == 2, 30)
+            assert "was the machine asleep?" in frozen.log_file.read_text()
+            (daemon,) = psutil.Process(swarm._seed.pid).children()  # type: ignore[union-attr]
+            daemon.kill()
+            seed_log = tmp_path / "logs" / "seed.log"
+            async with asyncio.timeout(20):
+                while not psutil.Process(swarm._seed.pid).children():  # type: ignore[union-attr]  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert "the libp2p daemon was killed by signal 9" in seed_log.read_text()
+            for node in (killed, frozen):
+                done = len(node.rounds("solo"))
+                await swarm.until(lambda s, n=node, d=done: len(n.rounds("solo")) > d, 30)
+                assert len(daemons_of(node)) == 1
 
     in_loop(body)
+
+
+def starts(node: LocalNode) -> list[dict[str, Any]]:
+    """The `started` events of a node."""
+    return [e for e in node.events if e["event"] == "started"]
+
+
+def daemon_port(node: LocalNode) -> int:
+    """Where a node's daemon listens."""
+    (daemon,) = daemons_of(node)
+    (port,) = {c.laddr.port for c in daemon.net_connections() if c.status == psutil.CONN_LISTEN}
+    return int(port)
 
 
 def test_nodes_of_two_runs_in_one_swarm_never_mix(tmp_path: Path, text: str) -> None:

@@ -175,3 +175,43 @@ def test_options_are_only_added_or_removed_on_purpose(name: str, capsys: pytest.
 
 def test_no_command_is_missing_from_the_list() -> None:
     assert OPTIONS.keys() == SCRIPTS.keys()
+
+
+# Logs
+
+
+LOG = """
+import logging, sys
+from blocktrain.protocol.command import Command, CommonOptions, run_command
+from blocktrain.protocol.errors import NetworkError
+async def main(options):
+    log = logging.getLogger("blocktrain.test")
+    log.debug("not shown")
+    log.info("met %d\\n\\x1b[31mpeers", 2)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("odd")
+    raise NetworkError("no way")
+sys.exit(run_command(Command("blocktrain-test", "Log.", "-"), CommonOptions, main))
+"""
+
+
+def test_json_logs_are_one_object_a_line_errors_included() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOG, "--log-format", "json"], capture_output=True, text=True, timeout=60
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("INFO", "met 2\n\x1b[31mpeers"),
+        ("ERROR", "odd"),
+        ("CRITICAL", "error: no way"),
+    ]
+    assert "ZeroDivisionError" in lines[1]["traceback"]
+    assert all(line["time"] > 1.7e9 for line in lines)
+
+
+def test_an_unknown_log_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(COMMAND, CommonOptions, None, ["--log-format", "xml"]) == 2  # type: ignore[arg-type]
+    assert "--log-format 'xml': use text or json" in capsys.readouterr().err
