@@ -45,9 +45,9 @@ class Process:
     events: list[dict[str, Any]] = field(default_factory=list)
     reader: threading.Thread | None = None
 
-    def rounds_of(self, members: int) -> int:
-        """How many rounds it has committed in a group of this size."""
-        rounds = (e for e in self.events if e.get("event") == "round" and e["result"] == "committed")
+    def rounds_of(self, members: int, result: str = "committed") -> int:
+        """How many rounds of a group of this size have ended this way."""
+        rounds = (e for e in self.events if e.get("event") == "round" and e["result"] == result)
         return sum(e["members"] == members for e in rounds)
 
     def stop(self, *, kill: bool = False) -> None:
@@ -101,6 +101,11 @@ class Lab:
             *("--threads", "1", "--record-ttl", "10", "--wait-for", str(wait_for)),
         ]
         return self.start(namespace, "node.cli", arguments)
+
+    def line(self, router: str, *, up: bool) -> None:
+        """Plug a router's outer cable in, or pull it."""
+        cable = ["ip", "link", "set", "wan", "up" if up else "down"]
+        subprocess.run(self.topology.inside(router, cable), check=True)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to be true, looked at after each line that any process prints."""
@@ -167,3 +172,19 @@ def test_any_reachable_node_relays_when_the_seed_is_gone(lab: Lab) -> None:
     before = [node.rounds_of(3) for node in (one, two)]
     rounds = [node.rounds_of for node in (one, two)]
     lab.until(lambda: all(of(3) >= was + 3 for of, was in zip(rounds, before, strict=True)))
+
+
+def test_a_node_that_is_cut_off_from_everyone_trains_on_and_comes_back_by_itself(lab: Lab) -> None:
+    """Its router loses the line until both have gone on alone; then they commit together again."""
+    _, address = lab.seed()
+    one, two = (
+        lab.node(namespace, f"node-{namespace[-1]}", address, wait_for=2)
+        for namespace in (lab.topology.host_a, lab.topology.host_b)
+    )
+    lab.until(lambda: one.rounds_of(2) >= 2 and two.rounds_of(2) >= 2)
+    lab.line(lab.topology.nat_a, up=False)
+    alone = [node.rounds_of(1, "solo") for node in (one, two)]
+    lab.until(lambda: one.rounds_of(1, "solo") > alone[0] and two.rounds_of(1, "solo") > alone[1])
+    lab.line(lab.topology.nat_a, up=True)
+    before = [node.rounds_of(2) for node in (one, two)]
+    lab.until(lambda: one.rounds_of(2) >= before[0] + 2 and two.rounds_of(2) >= before[1] + 2)
