@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from blocktrain.bootstrap.seed import keep_published
+from blocktrain.dht.contacts import FILE_NAME, Contacts
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.dht.directory import list_runs, publish_run
 from blocktrain.dht.membership import stay_joined
@@ -71,7 +72,8 @@ async def run(options: BootstrapOptions) -> int:
 
         def join(group: asyncio.TaskGroup) -> contextlib.AbstractAsyncContextManager[Swarm]:
             daemon = DaemonConfig(home / "identity.key", with_last_port(home, listen), announce)
-            return join_swarm(identity, JoinConfig(daemon, peers), group)
+            contacts = Contacts(home / FILE_NAME)
+            return join_swarm(identity, JoinConfig(daemon, peers, contacts=contacts, begin=True), group)
 
         await stay_joined(join, _Seed(spec, options, home, stop).serve, stop, lambda reason: None)
     return 0

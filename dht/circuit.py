@@ -23,6 +23,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto import p2pd_pb2
 
+from blocktrain.dht.bandwidth import Traffic
 from blocktrain.dht.dial import TRANSPORT_ERRORS, ask
 from blocktrain.protocol import circuit, keys
 from blocktrain.protocol.addresses import parse_address
@@ -35,6 +36,8 @@ MAX_CIRCUITS_PER_PEER = 16
 CIRCUIT_TIMEOUT_S = 10.0
 RESERVED_S = 3600
 _PIECE_BYTES = 65_536
+RELAYED = "relayed"
+"""The purpose under which relayed bytes are counted."""
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
 
@@ -50,10 +53,10 @@ async def connected(p2p: P2P) -> dict[str, list[str]]:
 
 
 class Relay:
-    """Joins two peers' streams. `relayed_bytes` counts what went through, both ways."""
+    """Joins two peers' streams, within this node's limits. `relayed_bytes` counts what went through."""
 
-    def __init__(self, p2p: P2P) -> None:
-        self._p2p = p2p
+    def __init__(self, p2p: P2P, traffic: Traffic) -> None:
+        self._p2p, self._traffic = p2p, traffic
         self._pairs: list[tuple[str, str]] = []
         self.relayed_bytes = 0
 
@@ -141,9 +144,13 @@ class Relay:
     async def _pump(self, reader: Reader, writer: Writer) -> None:
         with contextlib.suppress(*TRANSPORT_ERRORS):
             while data := await reader.read(_PIECE_BYTES):
+                await self._traffic.download.take(len(data))
+                await self._traffic.upload.take(len(data))
                 writer.write(data)
                 await writer.drain()
                 self.relayed_bytes += len(data)
+                self._traffic.meter["received", RELAYED] += len(data)
+                self._traffic.meter["sent", RELAYED] += len(data)
 
 
 class DialBack:

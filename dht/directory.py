@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class Directory:
             NetworkError: the DHT hangs.
         """
         key = keys.holders(self.spec.fingerprint, record.block)
+        if self.swarm.place:
+            record = dataclasses.replace(record, place=self.swarm.place)
         expires = max(dht_time() + (1.0 if record.leaving else self.ttl_s), self._expires + 0.001)
         self._expires = expires
         value = seal(self.swarm.identity, key_digest(key), expires, record)
@@ -78,6 +81,8 @@ class Directory:
             if record.block == block and not record.leaving:
                 if self.swarm.relays is not None:
                     self.swarm.relays.suggest(peer_id, record.addresses)
+                if self.swarm.contacts is not None and peer_id != self.swarm.peer_id:
+                    self.swarm.contacts.suggest(peer_id, record.addresses)
                 holders.append(Holder(peer_id, record, item.expiration_time))
         return tuple(sorted(holders, key=lambda h: h.peer_id))
 

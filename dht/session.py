@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.dht.directory import Directory, find_run
 from blocktrain.dht.streams import Streams
 from blocktrain.dht.swarm import JoinConfig, Swarm, join_swarm
 from blocktrain.protocol.addresses import parse_addresses
-from blocktrain.protocol.errors import HomeError, RunNotFound, UsageError
-from blocktrain.protocol.identity import Identity
+from blocktrain.protocol.errors import RunNotFound, UsageError
+from blocktrain.protocol.identity import Identity, throwaway_identity
 from blocktrain.protocol.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ async def open_session(
     """
     async with join_swarm(identity, config, group) as swarm:
         spec = await _find(swarm, run or None)
-        streams = Streams(swarm, spec.fingerprint)
+        streams = Streams(swarm, spec.fingerprint, traffic=config.traffic)
         try:
             yield Session(swarm, spec, Directory(swarm, spec, ttl_s), streams)
         finally:
@@ -69,24 +67,10 @@ async def visit_run(
         raise UsageError(
             "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
         )
-    with _throwaway_identity() as (identity, path):
+    with throwaway_identity() as (identity, path):
         config = JoinConfig(DaemonConfig(path), peers, join_timeout_s, client_mode=True)
         async with open_session(identity, config, run, group) as session:
             yield session
-
-
-@contextlib.contextmanager
-def _throwaway_identity() -> Iterator[tuple[Identity, Path]]:
-    """A new identity and the file, for the daemon to read, that holds it meanwhile."""
-    identity = Identity.generate()
-    try:
-        file = tempfile.NamedTemporaryFile(prefix="blocktrain-visitor-")  # noqa: SIM115 - mode 0600
-        file.write(identity.to_bytes())
-        file.flush()
-    except OSError as error:
-        raise HomeError(f"{tempfile.gettempdir()}: can't be written: {error.strerror}; set TMPDIR") from None
-    with file:
-        yield identity, Path(file.name)
 
 
 async def _find(swarm: Swarm, run: str | None) -> RunSpec:

@@ -17,6 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto import p2pd_pb2
 
+from blocktrain.dht.bandwidth import Traffic, piece_sizes, pieces
 from blocktrain.dht.dial import TRANSPORT_ERRORS, ask
 from blocktrain.dht.swarm import Swarm
 from blocktrain.protocol import keys, messages
@@ -38,7 +39,11 @@ T = TypeVar("T")
 
 
 class Stream:
-    """One stream to one peer, with bytes counted into the meter under its purpose."""
+    """One stream to one peer, its bytes counted under its purpose and held to the node's limits.
+
+    Time limits are for each piece of a frame, so that a slow link is not taken for a dead one. Waiting for
+    our own limits does not count.
+    """
 
     def __init__(
         self,
@@ -46,31 +51,20 @@ class Stream:
         purpose: str,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        meter: Counter[tuple[str, str]],
+        traffic: Traffic,
         idle_s: float = IDLE_S,
     ) -> None:
         self.peer_id, self.purpose, self.idle_s = peer_id, purpose, idle_s
-        self._reader, self._writer, self._meter = reader, writer, meter
+        self._reader, self._writer, self._traffic = reader, writer, traffic
 
     async def send(
         self, message: messages.Message, payload: bytes | memoryview = b"", timeout_s: float | None = None
     ) -> None:
         """Send one frame. Raises: PeerError."""
         head = messages.encode(message, len(payload))
-        timeout_s = timeout_s or self.idle_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                self._writer.write(head)
-                if payload:
-                    self._writer.write(payload)
-                await self._writer.drain()
-        except TimeoutError:
-            raise PeerError(self.peer_id, f"took nothing for {timeout_s:.0f} s ({self.purpose})") from None
-        except TRANSPORT_ERRORS as error:
-            raise PeerError(
-                self.peer_id, f"connection lost ({self.purpose}: {error or type(error).__name__})"
-            ) from None
-        self._meter["sent", self.purpose] += len(head) + len(payload)
+        await self._write(memoryview(head), timeout_s or self.idle_s)
+        for piece in pieces(payload):
+            await self._write(piece, timeout_s or self.idle_s)
 
     async def receive(self, max_payload: int = 0, timeout_s: float | None = None) -> tuple[Any, bytes]:
         """Receive one frame of at most `max_payload` bytes of payload. Raises: PeerError."""
@@ -80,15 +74,37 @@ class Stream:
                 prefix = await self._reader.readexactly(PREFIX.size)
                 header_bytes, payload_bytes = messages.decode_prefix(prefix, max_payload)
                 message = messages.decode(await self._reader.readexactly(header_bytes))
-                payload = await self._reader.readexactly(payload_bytes)
+            await self._received(PREFIX.size + header_bytes)
+            taken: list[bytes] = []
+            for size in piece_sizes(payload_bytes):
+                async with asyncio.timeout(timeout_s):
+                    taken.append(await self._reader.readexactly(size))
+                await self._received(size)
         except TimeoutError:
             raise PeerError(self.peer_id, f"silent for {timeout_s:.0f} s ({self.purpose})") from None
         except MessageError as error:
             raise PeerError(self.peer_id, f"sent nonsense ({self.purpose}: {error})") from None
         except TRANSPORT_ERRORS:
             raise PeerError(self.peer_id, f"connection lost ({self.purpose})") from None
-        self._meter["received", self.purpose] += PREFIX.size + header_bytes + payload_bytes
-        return message, payload
+        return message, b"".join(taken)
+
+    async def _write(self, data: memoryview, timeout_s: float) -> None:
+        await self._traffic.upload.take(len(data))
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(data)
+                await self._writer.drain()
+        except TimeoutError:
+            raise PeerError(self.peer_id, f"took nothing for {timeout_s:.0f} s ({self.purpose})") from None
+        except TRANSPORT_ERRORS as error:
+            raise PeerError(
+                self.peer_id, f"connection lost ({self.purpose}: {error or type(error).__name__})"
+            ) from None
+        self._traffic.meter["sent", self.purpose] += len(data)
+
+    async def _received(self, count: int) -> None:
+        self._traffic.meter["received", self.purpose] += count
+        await self._traffic.download.take(count)
 
     async def expect(
         self, kind: type[T], max_payload: int = 0, timeout_s: float | None = None
@@ -131,14 +147,21 @@ Handler = Callable[[Stream], Awaitable[None]]
 class Streams:
     """Opens streams to peers of one run and serves theirs. `meter` counts bytes by direction and purpose."""
 
-    def __init__(self, swarm: Swarm, fingerprint: str, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, swarm: Swarm, fingerprint: str, idle_s: float = IDLE_S, traffic: Traffic | None = None
+    ) -> None:
         self.swarm = swarm
+        self.traffic = traffic or Traffic()
         self.idle_s = idle_s
         self.fingerprint = fingerprint
-        self.meter: Counter[tuple[str, str]] = Counter()
         self._serving: dict[asyncio.Task[Any], str] = {}
         self._closed = False
         self._names: set[str] = set()
+
+    @property
+    def meter(self) -> Counter[tuple[str, str]]:
+        """Bytes by direction and purpose."""
+        return self.traffic.meter
 
     def bytes(self, direction: str) -> int:
         """All bytes `sent` or `received` on streams so far: payloads and headers, not TLS or the DHT."""
@@ -150,7 +173,7 @@ class Streams:
         async def on_stream(
             info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.meter, self.idle_s)
+            stream = Stream(info.peer_id.to_base58(), purpose, reader, writer, self.traffic, self.idle_s)
             task = asyncio.current_task()
             if task is None or not self._has_room(stream.peer_id):
                 stream.close()
@@ -204,7 +227,7 @@ class Streams:
             raise PeerError(
                 peer_id, f"can't be reached ({purpose}: {' '.join(str(error).split())[:160]})"
             ) from None
-        stream = Stream(peer_id, purpose, reader, writer, self.meter, self.idle_s)
+        stream = Stream(peer_id, purpose, reader, writer, self.traffic, self.idle_s)
         try:
             yield stream
         finally:

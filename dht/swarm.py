@@ -9,31 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
-from hivemind.proto import dht_pb2
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils.timed_storage import get_dht_time
 
+from blocktrain.dht.bandwidth import Traffic
 from blocktrain.dht.circuit import DialBack, Relay
+from blocktrain.dht.contacts import Contacts
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
-from blocktrain.dht.dial import BACKOFF, DIAL_TIMEOUT_S, dial, leads_to
+from blocktrain.dht.dial import dial, leads_to
+from blocktrain.dht.duplicates import refuse_answering_twin
+from blocktrain.dht.greeting import Answers, meet_first
+from blocktrain.dht.meeting import keep_meeting
 from blocktrain.dht.relays import Relays, keep_relays, outside_address
 from blocktrain.dht.validator import RecordValidator
 from blocktrain.protocol.addresses import peer_id_of
-from blocktrain.protocol.errors import JoinError, NetworkError, PeerError
+from blocktrain.protocol.errors import JoinError, NetworkError
 from blocktrain.protocol.identity import Identity
 from blocktrain.protocol.records import CLOCK_TOLERANCE_S
 
 log = logging.getLogger(__name__)
 DHT_TIMEOUT_S = 15.0
-_BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 def dht_time() -> float:
@@ -52,6 +53,14 @@ class JoinConfig:
     """Give up when none of the initial peers has let us in by then; 0: never."""
     client_mode: bool = False
     """Take part without serving DHT requests, for short visits."""
+    contacts: Contacts | None = None
+    """Peers met before, tried when no initial peer answers; peers that are met are added."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """Counts and limits what this node sends and receives."""
+    place: str = ""
+    """Where the node's home is, as a digest (see duplicates.py); empty for visitors."""
+    begin: bool = False
+    """When nobody answers, begin without them, as a seed does; they are met once they come up."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,12 @@ class Swarm:
     """Peers through which others reach this node; None if they reach it without."""
     outside: str = ""
     """The address at which a peer has reached this node with a connection of its own."""
+    contacts: Contacts | None = None
+    """The peers that this node remembers, if it does."""
+    answers: Answers = field(default_factory=Answers)
+    """What the initial peers answered when it joined."""
+    place: str = ""
+    """Where its home is, as a digest; it goes into its records."""
     _dialled: set[str] = field(default_factory=set)
 
     @property
@@ -133,92 +148,56 @@ async def join_swarm(
 
     Raises:
         DaemonError: the daemon did not start.
-        JoinError: no initial peer let us in; the message holds each one's answer.
+        IdentityInUse: another node answers under this identity at one of the initial peers' addresses.
+        JoinError: no initial peer let us in; the message holds each one's answer. Or our clock is off.
     """
+    await refuse_answering_twin(identity.peer_id, config.initial_peers, group)
+    initial = [a for a in config.initial_peers if peer_id_of(a) != identity.peer_id]
     async with run_daemon(config.daemon, group) as p2p:
         validator = RecordValidator()
-        await Relay(p2p).start()
+        await Relay(p2p, config.traffic).start()
         await DialBack(p2p).start()
-        reached = await _dial_until_one_answers(p2p, identity.peer_id, config)
+        answers = await meet_first(p2p, initial, config.contacts, config.timeout_s, begin=config.begin)
+        _check_clock(answers)
+        reached = list(answers.offsets)
         taken_at_its_word = config.client_mode or bool(config.daemon.announce)
         outside = None if taken_at_its_word else await outside_address(p2p, reached)
         dht = await DHTNode.create(
             p2p=p2p,
-            initial_peers=reached or None,
+            initial_peers=[f"/p2p/{peer_id_of(address)}" for address in reached] or None,
             client_mode=config.client_mode or outside == "",
             record_validator=validator,
             ensure_bootstrap_success=False,
             cache_locally=False,  # a directory must not show what was true a while ago
             cache_nearest=0,
         )
+        relayed = outside == ""
+        candidates = tuple(dict.fromkeys([*config.initial_peers, *reached]))
         try:
-            await _check_clock(dht, reached)
-            async with keep_relays(p2p, dht, config.initial_peers, outside == "", group) as relays:
-                yield Swarm(identity, p2p, dht, validator, group, relays, outside or "")
+            async with (
+                keep_relays(p2p, dht, candidates, relayed, group) as relays,
+                keep_meeting(p2p, dht, initial, config.contacts, group),
+            ):
+                yield Swarm(
+                    *(identity, p2p, dht, validator, group, relays, outside or ""),
+                    contacts=config.contacts,
+                    answers=answers,
+                    place=config.place,
+                )
         finally:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2):
                     await dht.shutdown()
 
 
-async def _dial_until_one_answers(p2p: P2P, own_id: str, config: JoinConfig) -> list[str]:
-    """The initial peers that answered; tried again with growing pauses until one does."""
-    wanted = [a for a in config.initial_peers if peer_id_of(a) != own_id]
-    reasons: dict[str, str] = {}
-    started = time.monotonic()
-    for attempt in range(10**9):
-        failures = await asyncio.gather(*(_try_dial(p2p, address) for address in wanted))
-        reached = [address for address, failure in zip(wanted, failures, strict=True) if failure is None]
-        for address, failure in zip(wanted, failures, strict=True):
-            if failure is not None:
-                reasons[address] = reasons.get(address, failure) if failure == BACKOFF else failure
-                log.warning("initial peer %s: %s", address, reasons[address])
-        if reached or not wanted:
-            return reached
-        pause = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)] * random.uniform(0.7, 1.3)
-        if config.timeout_s and time.monotonic() + pause - started > config.timeout_s:
-            raise JoinError(f"no initial peer could be reached ({_listed(reasons)})")
-        log.warning("no initial peer answered; trying again in %.0f s", pause)
-        await asyncio.sleep(pause)
-    raise AssertionError
-
-
-def _listed(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-
-
-async def _try_dial(p2p: P2P, address: str) -> str | None:
-    try:
-        await dial(p2p, peer_id_of(address), [address])
-        return None
-    except PeerError as error:
-        return error.reason
-
-
-async def _check_clock(dht: DHTNode, reached: Sequence[str]) -> None:
-    """Compare clocks with the initial peers; one of them with a wrong clock keeps nobody out.
+def _check_clock(answers: Answers) -> None:
+    """Compare clocks with those who let us in; one of them with a wrong clock keeps nobody out.
 
     Raises:
-        JoinError: none of them speaks our DHT, or our clock is too far off to train together.
+        JoinError: our clock is too far off to train together.
     """
-    answers = await asyncio.gather(*(_clock_offset(dht, peer_id_of(address)) for address in reached))
-    offsets = [answer for answer in answers if isinstance(answer, float)]
-    if reached and not offsets:
-        raise JoinError("; ".join(str(answer) for answer in answers))
-    offset = median_low(offsets) if offsets else 0.0
+    offset = median_low(answers.offsets.values()) if answers.offsets else 0.0
     if abs(offset) > CLOCK_TOLERANCE_S:
         raise JoinError(
             f"your clock is {offset:+.1f} s off the swarm's; set it (for example `timedatectl set-ntp true`)"
         )
-
-
-async def _clock_offset(dht: DHTNode, peer_id: str) -> float | str:
-    """Seconds that our clock is ahead of a peer's, or why it did not say."""
-    asked = dht_time()
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            request = dht_pb2.PingRequest(peer=dht.protocol.node_info, validate=False)
-            answer = await dht.protocol.get_stub(PeerID.from_base58(peer_id)).rpc_ping(request)
-    except Exception as error:  # noqa: BLE001  hivemind raises whatever its RPC layer raises
-        return f"peer {peer_id} answers libp2p but not the DHT: {str(error)[:200]}"
-    return (asked + dht_time()) / 2 - float(answer.dht_time)

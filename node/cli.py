@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from blocktrain.dht.contacts import FILE_NAME, Contacts
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.model.text import open_text
 from blocktrain.node.events import open_events
@@ -35,10 +36,6 @@ async def run(options: NodeOptions) -> int:
     """Run a node until it is stopped."""
     check_options(options)
     peers = parse_addresses(options.initial_peers)
-    if not peers:
-        raise UsageError(
-            "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
-        )
     if not options.data:
         raise UsageError("--data is missing: name a file, a folder or a glob of text to train on")
     listen = tuple(parse_address(a, listening=True) for a in options.listen)
@@ -51,6 +48,10 @@ async def run(options: NodeOptions) -> int:
         open_events(options.events) as events,
         stop_signals() as stop,
     ):
+        if not peers and not Contacts(home / FILE_NAME).peers:
+            raise UsageError(
+                "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
+            )
         identity = load_or_create_identity(home / "identity.key")
         log.info("identity %s, kept in %s", identity.peer_id, home / "identity.key")
         daemon = DaemonConfig(home / "identity.key", listen, announce)

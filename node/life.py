@@ -14,7 +14,10 @@ from pathlib import Path
 
 import torch
 
+from blocktrain.dht.bandwidth import Traffic
+from blocktrain.dht.contacts import FILE_NAME, Contacts
 from blocktrain.dht.daemon import DaemonConfig, check_port
+from blocktrain.dht.duplicates import place_of, refuse_taken_identity
 from blocktrain.dht.membership import stay_joined
 from blocktrain.dht.session import Session, open_session
 from blocktrain.dht.swarm import JoinConfig
@@ -78,7 +81,14 @@ async def live(setting: Setting) -> None:
 def _join(setting: Setting, group: asyncio.TaskGroup) -> contextlib.AbstractAsyncContextManager[Session]:
     options = setting.options
     daemon = dataclasses.replace(setting.daemon, listen=_last_listen(setting.home, setting.daemon.listen))
-    config = JoinConfig(daemon, setting.peers, options.join_timeout)
+    config = JoinConfig(
+        daemon,
+        setting.peers,
+        options.join_timeout,
+        contacts=Contacts(setting.home / FILE_NAME),
+        traffic=Traffic.limited(options.max_upload, options.max_download),
+        place=place_of(setting.home, setting.identity.peer_id),
+    )
     return open_session(setting.identity, config, options.run, group, options.record_ttl)
 
 
@@ -97,6 +107,7 @@ async def _work(setting: Setting, session: Session) -> None:
     """Check what is needed, say what will be done and why, then do it until stopped."""
     spec, options, stop = session.spec, setting.options, setting.stop
     remember_port(setting.home, await session.swarm.addresses())
+    await refuse_taken_identity(session.directory, session.swarm.place)
     noise_bands(spec.noise, spec.model.blocks)  # a specification that leaves no noise to train on ends here
     train, heldout = split(setting.text, spec.model.context)
     asked = parse_block(options.block, spec.model.blocks)
@@ -105,7 +116,7 @@ async def _work(setting: Setting, session: Session) -> None:
     log.info("reachable at %s", " ".join(await session.swarm.addresses()))
     log.info("text %s: %s", setting.text.name, describe_text(train, heldout))
     parameters = count_parameters(spec)
-    room = check_room(estimate_needs(spec, parameters), setting.home)
+    room = check_room(estimate_needs(spec, parameters), setting.home, options.max_memory)
     device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
     checkpoints = setting.home / f"{spec.name}-{spec.fingerprint[:12]}"

@@ -72,8 +72,17 @@ def estimate_needs(spec: RunSpec, parameters: int) -> Needs:
     )
 
 
-def check_room(needs: Needs, home: Path) -> str:
-    """Compare with what is free, and describe it. Raises: HomeError when the block doesn't fit."""
+def check_room(needs: Needs, home: Path, max_memory_mb: float = 0.0) -> str:
+    """Compare with what is free, and with what may be taken (0: all), and describe it.
+
+    Raises:
+        HomeError: the block doesn't fit.
+    """
+    if 0 < max_memory_mb * 1e6 < needs.memory:
+        raise HomeError(
+            f"this block needs {needs.memory / 1e6:,.0f} MB of memory, --max-memory allows "
+            f"{max_memory_mb:,.0f}; choose a run with smaller blocks, or allow more"
+        )
     free_memory, free_disk = psutil.virtual_memory().available, shutil.disk_usage(home).free
     for need, free, what, fix in (
         (needs.memory, free_memory, "memory", "choose a run with smaller blocks or a larger machine"),

@@ -35,6 +35,10 @@ class HomeError(BlocktrainError):
     """The home folder or a file in it can't be created, read or written."""
 
 
+class IdentityInUse(BlocktrainError):
+    """Another node has the same identity. Give this one another, or stop that one; waiting won't help."""
+
+
 class CheckpointError(BlocktrainError):
     """A checkpoint or an exported model is damaged, foreign or too new. Try the one before."""
 

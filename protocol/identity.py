@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,24 @@ def load_or_create_identity(path: Path) -> Identity:
         HomeError: the file can't be read or written, or holds something else.
     """
     return _load(path) or _create(path)
+
+
+@contextlib.contextmanager
+def throwaway_identity() -> Iterator[tuple[Identity, Path]]:
+    """A new identity, and the file that holds it meanwhile for the daemon to read.
+
+    Raises:
+        HomeError: no temporary file can be made.
+    """
+    identity = Identity.generate()
+    try:
+        file = tempfile.NamedTemporaryFile(prefix="blocktrain-visitor-")  # noqa: SIM115 - mode 0600
+        file.write(identity.to_bytes())
+        file.flush()
+    except OSError as error:
+        raise HomeError(f"{tempfile.gettempdir()}: can't be written: {error.strerror}; set TMPDIR") from None
+    with file:
+        yield identity, Path(file.name)
 
 
 def _load(path: Path) -> Identity | None:

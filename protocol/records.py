@@ -53,6 +53,8 @@ class PeerRecord:
     """It has trained enough: it serves its state, and takes no part in rounds."""
     leaving: bool = False
     """The holder is gone: the record only hides the one before."""
+    place: str = bounded("", pattern=r"([0-9a-f]{16})?")
+    """Where its home folder is, as a digest: tells a node's restart from a second node of its identity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import p2pd_pb2
 
 from blocktrain.dht import circuit as relaying
+from blocktrain.dht.bandwidth import Traffic
 from blocktrain.dht.circuit import Relay, address_from_outside
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
 from blocktrain.dht.dial import ask, dial
@@ -54,7 +55,7 @@ async def relay_and_two(folder: Path) -> AsyncIterator[tuple[str, Peer, Peer]]:
             config = DaemonConfig(folder / name, ("/ip4/127.0.0.1/tcp/0",), announce)
             peers.append(Peer(await stack.enter_async_context(run_daemon(config, group)), identity.peer_id))
         relay, one, two = peers
-        await Relay(relay.p2p).start()
+        await Relay(relay.p2p, Traffic()).start()
         address = str((await relay.p2p.get_visible_maddrs())[0])
         for peer in (one, two):
             await dial(peer.p2p, relay.peer_id, [address])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hivemind.p2p import P2P
 
-from blocktrain.dht import swarm as module
+from blocktrain.dht import greeting
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.dht.swarm import JoinConfig, join_swarm
 from blocktrain.protocol.errors import JoinError, PeerError
@@ -62,14 +63,14 @@ async def test_one_live_peer_among_dead_ones_is_enough(tmp_path: Path) -> None:
 async def test_a_peer_that_comes_up_later_is_found_by_trying_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, try_dial = asyncio.Event(), module._try_dial
+    tried, greet = asyncio.Event(), greeting._greet
 
-    async def noticed(p2p: P2P, address: str) -> str | None:
-        failure = await try_dial(p2p, address)
+    async def noticed(p2p: P2P, addresses: Sequence[str]) -> float | str:
+        answer = await greet(p2p, addresses)
         tried.set()
-        return failure
+        return answer
 
-    monkeypatch.setattr(module, "_try_dial", noticed)
+    monkeypatch.setattr(greeting, "_greet", noticed)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     late = load_or_create_identity(tmp_path / "late")

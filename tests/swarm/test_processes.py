@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -230,10 +231,14 @@ def test_a_node_whose_daemon_is_killed_or_that_was_stopped_for_a_while_joins_aga
             assert "the libp2p daemon was killed by signal 9" in seed_log.read_text()
             for node in (killed, frozen):
                 done = len(node.rounds("solo"))
-                await swarm.until(lambda s, n=node, d=done: len(n.rounds("solo")) > d, 30)
+                await swarm.until(functools.partial(_further, node, done), 30)
                 assert len(daemons_of(node)) == 1
 
     in_loop(body)
+
+
+def _further(node: LocalNode, done: int, _: LocalSwarm) -> bool:
+    return len(node.rounds("solo")) > done
 
 
 def starts(node: LocalNode) -> list[dict[str, Any]]:
