@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 
 from blocktrain.dht.contacts import FILE_NAME, Contacts
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.model.text import open_text
+from blocktrain.node.control import Now, control, serve_control
 from blocktrain.node.events import open_events
 from blocktrain.node.life import Setting, live
 from blocktrain.node.options import NodeOptions, check_options
+from blocktrain.node.pauses import Pauses, heed_quiet_hours, parse_quiet_hours
 from blocktrain.node.preflight import pick_device, set_threads
 from blocktrain.protocol.addresses import parse_address, parse_addresses
 from blocktrain.protocol.command import Command, run_command
@@ -35,6 +38,9 @@ def main() -> None:
 async def run(options: NodeOptions) -> int:
     """Run a node until it is stopped."""
     check_options(options)
+    quiet = parse_quiet_hours(options.quiet_hours)
+    if options.action != "run":
+        return await control(options)
     peers = parse_addresses(options.initial_peers)
     if not options.data:
         raise UsageError("--data is missing: name a file, a folder or a glob of text to train on")
@@ -55,7 +61,12 @@ async def run(options: NodeOptions) -> int:
         identity = load_or_create_identity(home / "identity.key")
         log.info("identity %s, kept in %s", identity.peer_id, home / "identity.key")
         daemon = DaemonConfig(home / "identity.key", listen, announce)
-        await live(Setting(options, daemon, peers, home, identity, text, events, stop))
+        now = Now(home, identity.peer_id, Pauses())
+        async with asyncio.TaskGroup() as group, serve_control(now):
+            heeding = group.create_task(heed_quiet_hours(quiet, now.pauses)) if quiet else None
+            await live(Setting(options, daemon, peers, home, identity, text, events, stop, now))
+            if heeding is not None:
+                heeding.cancel()
     return 0
 
 

@@ -27,6 +27,7 @@ from blocktrain.model.train_step import Learner
 from blocktrain.node import checkpoint
 from blocktrain.node.acquire import acquire_state
 from blocktrain.node.claim import Choice, claim_block
+from blocktrain.node.control import Now
 from blocktrain.node.events import EventLog
 from blocktrain.node.options import NodeOptions
 from blocktrain.node.placement import parse_block
@@ -62,6 +63,7 @@ class Setting:
     text: Text
     events: EventLog
     stop: Stop
+    now: Now
 
 
 async def live(setting: Setting) -> None:
@@ -120,14 +122,22 @@ async def _work(setting: Setting, session: Session) -> None:
     device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
     checkpoints = setting.home / f"{spec.name}-{spec.fingerprint[:12]}"
-    limits = Limits(options.rounds, options.wait_for, may_move=asked is None and not options.rounds)
+    limits = Limits(
+        *(options.rounds, options.wait_for, options.max_memory),
+        may_move=asked is None and not options.rounds,
+    )
     with contextlib.closing(TrainingThread(options.nice)) as thread:
         while not stop.asked.is_set():
             stop.prepare()
             make = functools.partial(_make_trainer, session, device, train)
-            work = await _take_block(session, decided, checkpoints, thread, make, setting.events)
+            setting.now.phase = "taking a block and getting its state"
+            work = await _take_block(session, setting, decided, checkpoints, thread, make)
             stop.work_begins()
-            block = await Node(work, limits).run(stop.asked)
+            setting.now.phase, setting.now.work = "training", work
+            try:
+                block = await Node(work, limits).run(stop.asked)
+            finally:
+                setting.now.phase, setting.now.work = "joining", None
             if block is None:
                 return
             decided = block, "it needs this node more than the one before"
@@ -135,11 +145,11 @@ async def _work(setting: Setting, session: Session) -> None:
 
 async def _take_block(
     session: Session,
+    setting: Setting,
     decided: Choice | None,
     checkpoints: Path,
     thread: TrainingThread,
     make: Callable[[int], Trainer],
-    events: EventLog,
 ) -> Work:
     """Claim a block and get its state."""
     kept = kept_blocks(checkpoints, session.spec)
@@ -149,7 +159,7 @@ async def _take_block(
         folder = checkpoints / f"block-{block}"
         origin = await acquire_state(session, trainer, thread, folder)
     log.info("state from %s", origin)
-    events.write(
+    setting.events.write(
         "started",
         peer_id=session.swarm.peer_id,
         block=block,
@@ -159,7 +169,7 @@ async def _take_block(
         addresses=await session.swarm.addresses(),
         origin=origin,
     )
-    return Work(session, trainer, thread, folder, events)
+    return Work(session, trainer, thread, folder, setting.events, setting.now.pauses)
 
 
 def kept_blocks(checkpoints: Path, spec: RunSpec) -> list[int]:

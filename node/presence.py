@@ -68,17 +68,17 @@ async def withdraw(work: Work) -> None:
 
 async def _record(work: Work, *, leaving: bool) -> PeerRecord:
     progress, trainer = work.trainer.progress, work.trainer
-    ce = progress.denoising_ce
+    ce, paused = progress.denoising_ce, bool(work.pauses.reasons)
     return PeerRecord(
         block=work.block,
         round=trainer.round,
         step=progress.step,
-        tokens_per_s=round(progress.tokens_per_s, 1),
+        tokens_per_s=0.0 if paused else round(progress.tokens_per_s, 1),
         denoising_ce=None if ce is None or not math.isfinite(ce) else round(ce, 4),
         anchor=trainer.anchor,
         addresses=(await work.session.swarm.addresses())[:MAX_ADDRESSES],
         version=program_version(),
         time=dht_time(),
-        resting=work.resting,
+        resting=work.resting or paused,
         leaving=leaving,
     )

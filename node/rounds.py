@@ -44,6 +44,7 @@ class Rounds:
         self._set_deadline()
         while not self._last or self._work.trainer.round < self._last:
             await self._until_due()
+            await self._work.pauses.awake.wait()
             try:
                 await self._once()
             except (RoundAborted, NetworkError) as error:

@@ -20,13 +20,15 @@ from blocktrain.dht.swarm import dht_time
 from blocktrain.node.presence import advertise, await_nodes, keep_specification, withdraw
 from blocktrain.node.rebalance import Share, elect_move
 from blocktrain.node.rounds import Rounds
+from blocktrain.node.usage import memory_mb
 from blocktrain.node.work import Work
-from blocktrain.protocol.errors import NetworkError
+from blocktrain.protocol.errors import HomeError, NetworkError
 
 log = logging.getLogger(__name__)
 SLICE_S = 0.2
 """Training runs in slices this long; a snapshot waits for the current one to end."""
 GOSSIP_TRIES = 4
+MEMORY_LOOK_S = 10.0
 GOSSIP_PAUSE_S = 0.5
 BALANCE_TERMS = 10
 """Blocks that nobody holds are filled in every term; speeds are evened out in every tenth."""
@@ -40,6 +42,8 @@ class Limits:
     """Stop training after this round; 0: never."""
     nodes: int = 1
     """Begin once this many nodes are in the run."""
+    memory_mb: float = 0.0
+    """Leave when the process takes more than this; 0: never."""
     may_move: bool = False
     """Go to another block when that one needs this node more."""
 
@@ -75,7 +79,10 @@ class Node:
                     keep_specification(work),
                     self._train_until_done(),
                     self._heed(stop),
+                    self._heed_pauses(),
                 ]
+                if self.limits.memory_mb:
+                    loops.append(self._watch_memory(self.limits.memory_mb))
                 if self.limits.may_move:
                     loops.append(self._watch_blocks())
                 tasks = [group.create_task(loop) for loop in loops]
@@ -96,6 +103,34 @@ class Node:
         await stop.wait()
         self._leaving.set()
 
+    async def _heed_pauses(self) -> None:
+        """Say when training pauses and goes on; save before a pause, which may end with the machine off."""
+        work, paused = self.work, False
+        while True:
+            if paused == work.pauses.awake.is_set():
+                paused = not paused
+                work.news.set()
+                if paused:
+                    log.info("paused: %s", ", ".join(work.pauses.reasons))
+                    await work.save()
+                else:
+                    log.info("training goes on")
+                work.events.write("paused" if paused else "resumed", **work.status())
+            work.pauses.changed.clear()
+            if paused != work.pauses.awake.is_set():
+                await work.pauses.changed.wait()
+
+    async def _watch_memory(self, limit_mb: float) -> None:
+        """Raises: HomeError when the process takes more than it may."""
+        while True:
+            used_mb, _ = await asyncio.to_thread(memory_mb)
+            if used_mb > limit_mb:
+                raise HomeError(
+                    f"this node takes {used_mb:,.0f} MB of memory, --max-memory is {limit_mb:,.0f}; "
+                    "its state is saved. Allow more, or choose a run with smaller blocks"
+                )
+            await asyncio.sleep(MEMORY_LOOK_S)
+
     async def _watch_blocks(self) -> None:
         """At each term look whether this node is the one that has to move (see rebalance.py)."""
         work, term_s = self.work, self.work.session.spec.rounds.deadline_s
@@ -108,7 +143,8 @@ class Node:
                 log.warning("could not see who holds what: %s", error)
                 continue
             shares = {
-                b: [Share(h.peer_id, h.record.tokens_per_s) for h in there] for b, there in holders.items()
+                b: [Share(h.peer_id, h.record.tokens_per_s) for h in there if not h.record.resting]
+                for b, there in holders.items()
             }
             move = elect_move(shares, term, balance=term % BALANCE_TERMS == 0)
             if move is not None and move[0] == work.me:
@@ -134,6 +170,7 @@ class Node:
 
     async def _train(self) -> None:
         while True:
+            await self.work.pauses.awake.wait()
             await self.work.thread.call(self.work.trainer.run, SLICE_S)
             self.work.stepped.set()
             self.work.events.write("steps", **self.work.status(memory=False))

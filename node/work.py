@@ -14,6 +14,7 @@ from blocktrain.dht.directory import Holder
 from blocktrain.dht.session import Session
 from blocktrain.node import checkpoint
 from blocktrain.node.events import EventLog
+from blocktrain.node.pauses import Pauses
 from blocktrain.node.trainer import Trainer, TrainingThread
 from blocktrain.node.usage import memory_mb
 from blocktrain.protocol.errors import CheckpointError
@@ -31,6 +32,7 @@ class Work:
     folder: Path
     """Where checkpoints go."""
     events: EventLog
+    pauses: Pauses = field(default_factory=Pauses)
     rng: random.Random = field(init=False)
     rounds: Counter[str] = field(default_factory=Counter)
     gossips: int = 0
@@ -107,6 +109,7 @@ class Work:
             "tokens_per_s": round(progress.tokens_per_s, 1),
             "denoising_ce": progress.denoising_ce,
             "skipped_steps": progress.skipped,
+            "paused": self.pauses.reasons,
             "rounds": dict(self.rounds),
             "gossips": self.gossips,
             "bytes_sent": dict(sent),

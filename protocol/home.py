@@ -27,9 +27,9 @@ def hold_home(chosen: str, kind: str) -> Iterator[Path]:
         HomeError: it can't be made or written, or another process holds the chosen one.
     """
     if chosen:
-        candidates: Iterator[Path] = iter([_expand(Path(chosen))])
+        candidates: Iterator[Path] = iter([expand_home(Path(chosen))])
     else:
-        candidates = (_expand(DEFAULT_PARENT) / f"{kind}-{n}" for n in itertools.count(1))
+        candidates = (expand_home(DEFAULT_PARENT) / f"{kind}-{n}" for n in itertools.count(1))
     for folder in candidates:
         lock = _try_lock(folder)
         if lock is not None:
@@ -38,7 +38,9 @@ def hold_home(chosen: str, kind: str) -> Iterator[Path]:
             finally:
                 os.close(lock)  # and with it the lock; the kernel does the same after a kill
             return
-    raise HomeError(f"{chosen} is in use by process {_holder(_expand(Path(chosen)))}; give another --home")
+    raise HomeError(
+        f"{chosen} is in use by process {_holder(expand_home(Path(chosen)))}; give another --home"
+    )
 
 
 def with_last_port(home: Path, listen: tuple[str, ...]) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ def remember_port(home: Path, addresses: tuple[str, ...]) -> None:
         raise HomeError(f"{home / _PORT_FILE}: can't be written: {error.strerror}") from None
 
 
-def _expand(folder: Path) -> Path:
+def expand_home(folder: Path) -> Path:
     """The folder with a leading `~` replaced. Raises: HomeError."""
     try:
         return folder.expanduser()
