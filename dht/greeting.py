@@ -110,6 +110,12 @@ async def _greet_all(p2p: P2P, peers: Sequence[Sequence[str]], noted: Reasons | 
     return Answers({a: answer for a, answer in found.items() if isinstance(answer, float)}, reasons)
 
 
+async def greet_each(p2p: P2P, addresses: Sequence[str]) -> dict[str, float | str]:
+    """Each address → seconds that our clock is ahead of the peer there, or why it does not answer."""
+    answers = await asyncio.gather(*(_greet(p2p, (address,)) for address in addresses))
+    return dict(zip(addresses, answers, strict=True))
+
+
 async def _greet(p2p: P2P, addresses: Sequence[str]) -> float | str:
     """Connect to a peer and ask its DHT for the time: seconds that our clock is ahead, or why it fails."""
     peer_id = peer_id_of(addresses[0])

@@ -9,6 +9,7 @@ import sys
 from blocktrain.dht.contacts import FILE_NAME, Contacts
 from blocktrain.dht.daemon import DaemonConfig
 from blocktrain.model.text import open_text
+from blocktrain.node.check import check_node
 from blocktrain.node.control import Now, control, serve_control
 from blocktrain.node.events import open_events
 from blocktrain.node.life import Setting, live
@@ -41,6 +42,8 @@ async def run(options: NodeOptions) -> int:
     quiet = parse_quiet_hours(options.quiet_hours)
     if options.action != "run":
         return await control(options)
+    if options.check:
+        return await check_node(options)
     peers = parse_addresses(options.initial_peers)
     if not options.data:
         raise UsageError("--data is missing: name a file, a folder or a glob of text to train on")

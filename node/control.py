@@ -204,6 +204,6 @@ def _show(status: dict[str, Any], console: Console) -> None:
         elif isinstance(value, list):
             value = ", ".join(map(str, value)) or "no"
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "pid":
-            value = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+            value = f"{value:,.1f}" if isinstance(value, float) and name != "denoising_ce" else f"{value:,}"
         table.add_row(name.replace("_", " "), "-" if value is None else str(value))
     console.print(table, highlight=False, soft_wrap=True)

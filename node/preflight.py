@@ -15,6 +15,8 @@ from blocktrain.model.text import Text
 from blocktrain.protocol.errors import HomeError, UsageError
 from blocktrain.protocol.spec import ModelSpec, RunSpec
 
+PROGRAM_BYTES = 450_000_000
+"""The interpreter and the libraries."""
 CHECKPOINTS_ON_DISK = 3
 """The two that are kept and the one being written."""
 
@@ -68,8 +70,20 @@ def estimate_needs(spec: RunSpec, parameters: int) -> Needs:
     tokens = batch * model.context
     activations = 4 * tokens * (34 * model.layers * model.d_model + 6 * model.vocabulary_size)
     return Needs(
-        parameters, 68 * parameters + activations + 450_000_000, CHECKPOINTS_ON_DISK * 16 * parameters
+        parameters, 68 * parameters + activations + PROGRAM_BYTES, CHECKPOINTS_ON_DISK * 16 * parameters
     )
+
+
+def describe_memory(needs: Needs) -> str:
+    """What the memory goes to; see `estimate_needs`."""
+    parts = {
+        "parameters and gradients": 8 * needs.parameters,
+        "optimiser": 8 * needs.parameters,
+        "anchor, rounds and checkpoints": 52 * needs.parameters,
+        "activations": needs.memory - 68 * needs.parameters - PROGRAM_BYTES,
+        "program": PROGRAM_BYTES,
+    }
+    return ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in parts.items())
 
 
 def check_room(needs: Needs, home: Path, max_memory_mb: float = 0.0) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,6 +95,16 @@ async def test_a_clock_that_is_off_is_named_but_one_wrong_peer_keeps_nobody_out(
         (fast,) = known["addresses"]
         with pytest.raises(JoinError, match=r"your clock is -(9|10)\.\d s off the swarm's; set it"):
             await join(tmp_path, fast)
+        checking = ("-m", "blocktrain.node.cli", "--check", "--json", "--initial-peers", fast)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *checking, "--home", str(tmp_path / "home"), "--listen", LOOPBACK),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        process._transport.close()  # type: ignore[attr-defined]
+        clock = next(check for check in json.loads(out)["checks"] if check["name"] == "clock")
+        assert re.match(r"your clock is -(9|10)\.\d s off; set it", clock["detail"])
+        assert (clock["status"], process.returncode) == ("failed", 1)
         async with members(2, tmp_path / "others") as joined:
             right = [(await member.swarm.addresses())[0] for member in joined]
             assert await join(tmp_path, fast, *right) >= 2

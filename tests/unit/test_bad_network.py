@@ -105,15 +105,77 @@ def test_a_check_says_that_all_is_well_and_ends(
     capsys: pytest.CaptureFixture[str], inputs: dict[str, str]
 ) -> None:
     line = "node --data TEXT --home HOME --initial-peers SEED --check --block 1" + JOIN
-    code, out, logs = run_line(capsys, fill(line, inputs))
-    assert (code, out) == (0, "")
-    told = "\n".join(logs)
+    code, out, _ = run_line(capsys, fill(line, inputs))
+    assert code == 0
+    told = " ".join(" ".join(out.split()).split())
     for words in (
-        "identity 12D3KooW",
-        "run small (fingerprint ",
-        "block 1: asked for",
+        "identity ok 12D3KooW",
+        "run ok small, fingerprint ",
+        "block ok 1: asked for",
         "1 thread(s)",
-        "text ",
+        "clock ok ",
+        "text for this run ok ",
     ):
         assert words in told
-    assert logs[-1].endswith("everything needed is here; leave out --check to train")
+    assert out.splitlines()[-1] == "this node could train; leave out --check to begin"
+
+
+def checks_of(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str], line: str
+) -> tuple[int, dict[str, list[tuple[str, str]]]]:
+    """Exit code of a check, and by name what it has found."""
+    code, out, _ = run_line(capsys, fill(line + " --check --json" + JOIN, inputs))
+    document = json.loads(out)
+    assert document["could_train"] == (code == 0)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for check in document["checks"]:
+        found.setdefault(check["name"], []).append((check["status"], check["detail"]))
+    return code, found
+
+
+def test_a_check_names_a_dead_peer_among_others_and_goes_on(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str]
+) -> None:
+    line = "node --data TEXT --home HOME --initial-peers DEAD SEED"
+    code, found = checks_of(capsys, inputs, line)
+    assert code == 0
+    dead, seed = found["initial peer"]
+    assert dead == ("warning", f"{inputs['DEAD']}: connection refused: nothing listens there")
+    assert seed == ("ok", f"{inputs['SEED']}: answers")
+    assert found["clock"][0][0] == "ok"
+    assert found["block"][0][1].endswith("nobody holds it (holders of each block: 0: 0, 1: 0)")
+
+
+def test_a_check_looks_at_everything_whatever_is_wrong(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str]
+) -> None:
+    """No data, no peer that answers, an address that is none: each has its row."""
+    line = "node --data ABSENT --home HOME --initial-peers DEAD --initial-peers nonsense"
+    code, found = checks_of(capsys, inputs, line)
+    assert code == 1
+    assert "no such file" in found["data"][0][1]
+    assert [status for status, _ in found["initial peer"]] == ["failed", "failed"]
+    assert "'nonsense': not a multiaddr" in found["initial peer"][0][1]
+    assert found["run"] == [("unknown", "not looked at, as no peer answers")]
+    assert found["identity"][0][0] == found["device"][0][0] == found["ports"][0][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("extra", "name", "words"),
+    [
+        ("--max-memory 1", "memory and disk", "--max-memory allows 1"),
+        ("--block 7", "block", "this run has blocks 0 to 1"),
+        ("--run other", "run", "no run 'other' in this swarm"),
+        ("--announce nonsense", "addresses to listen on", "not a multiaddr"),
+        ("--home HELD", "home", "is in use by process PID"),
+    ],
+)
+def test_a_check_fails_for_one_reason(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str], extra: str, name: str, words: str
+) -> None:
+    line = "node --data TEXT --home HOME --initial-peers SEED " + extra
+    code, found = checks_of(capsys, inputs, line.replace("--home HOME", "") if "HELD" in extra else line)
+    assert code == 1
+    failed = {which: rows for which, rows in found.items() if any(status == "failed" for status, _ in rows)}
+    assert list(failed) == [name]
+    assert fill(words, inputs) in failed[name][0][1]

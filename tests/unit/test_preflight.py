@@ -19,6 +19,7 @@ from blocktrain.model.text import open_text, split
 from blocktrain.node.preflight import (
     Needs,
     check_room,
+    describe_memory,
     describe_text,
     estimate_needs,
     pick_device,
@@ -165,3 +166,10 @@ def test_a_text_is_described_by_both_of_its_parts(tmp_path: Path) -> None:
     train, heldout = split(open_text(str(tmp_path / "text.txt")), 16)
     expected = f"{len(train):,} bytes to train on, {len(heldout):,} held out (2 pieces)"
     assert describe_text(train, heldout) == expected
+
+
+def test_the_parts_of_the_memory_are_the_whole() -> None:
+    needs = estimate_needs(small_spec(), 1_000_000)
+    numbers = [float(word) for word in describe_memory(needs).replace(",", "").split() if word[0].isdigit()]
+    assert len(numbers) == 5
+    assert sum(numbers) == pytest.approx(needs.memory / 1e6, abs=3)
