@@ -82,6 +82,7 @@ def _dial_reason(text: str) -> str:
         ("network is unreachable", "this network can't be reached from here"),
         ("i/o timeout", "no answer (wrong address, or a firewall drops it)"),
         ("deadline exceeded", "no answer (wrong address, or a firewall drops it)"),
+        ("no good addresses", "the host name has no address of this kind"),
         ("no such host", "the host name can't be resolved"),
     ):
         if sign in flat:

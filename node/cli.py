@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
 
@@ -57,7 +58,9 @@ async def run(options: NodeOptions) -> int:
         open_events(options.events) as events,
         stop_signals() as stop,
     ):
-        if not peers and not Contacts(home / FILE_NAME).peers:
+        # Without any, the peers of last time are not only a second choice: they are waited for.
+        peers = peers or tuple(itertools.chain(*Contacts(home / FILE_NAME).peers.values()))
+        if not peers:
             raise UsageError(
                 "--initial-peers is missing: paste the line that blocktrain-bootstrap or a node printed"
             )

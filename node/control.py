@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -52,15 +51,14 @@ class Now:
 
     def status(self) -> dict[str, object]:
         """Everything that a user may want to know."""
-        paused = self.pauses.reasons
         known: dict[str, object] = {
             "peer_id": self.peer_id,
             "pid": os.getpid(),
             "version": program_version(),
             "home": str(self.home),
             "uptime_s": round(time.monotonic() - self.since, 1),
-            "phase": "paused" if self.work and paused else self.phase,
-            "paused": paused,
+            "phase": self._phase(),
+            "paused": self.pauses.reasons,
         }
         if self.work is not None:
             spec, work = self.work.session.spec, self.work
@@ -70,9 +68,23 @@ class Now:
                 "holders": len(work.known.get(work.block, ())),
                 "nodes": sum(map(len, work.known.values())),
                 "bytes_received": work.session.streams.bytes("received"),
+                "addresses": self._addresses(work),
                 **work.status(),
             }
         return known
+
+    @staticmethod
+    def _addresses(work: Work) -> list[str]:
+        """Those in this node's record, as the directory had it when it was read last."""
+        own = (h.record.addresses for h in work.known.get(work.block, ()) if h.peer_id == work.me)
+        return list(next(own, ()))
+
+    def _phase(self) -> str:
+        if self.work is None:
+            return self.phase
+        if self.pauses.reasons:
+            return "paused"
+        return "finished" if self.work.resting else self.phase
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +140,7 @@ async def control(options: NodeOptions) -> int:
         HomeError: no node runs there, or it does not answer.
         UsageError: several run here, and none was named.
     """
-    home = expand_home(Path(options.home)) if options.home else _only_running()
+    home = expand_home(Path(options.home)) if options.home else await _only_running()
     status = await _ask(home, options.action)
     if options.json:
         print_json(status)
@@ -164,10 +176,10 @@ async def _ask(home: Path, wanted: str) -> dict[str, object]:
     return status
 
 
-def _only_running() -> Path:
-    """The home of the only node that runs in one of the usual places."""
-    sockets = sorted(DEFAULT_PARENT.expanduser().glob(f"node-*/{SOCKET}"))
-    found = [path.parent for path in sockets if _is_socket(path)]
+async def _only_running() -> Path:
+    """The home of the only node that runs in one of the usual places. Raises: HomeError, UsageError."""
+    sockets = sorted(expand_home(DEFAULT_PARENT).glob(f"node-*/{SOCKET}"))
+    found = [path.parent for path in sockets if await _is_live(path)]
     if not found:
         raise HomeError(f"no node runs in {DEFAULT_PARENT}; say where with --home")
     if len(found) > 1:
@@ -175,11 +187,16 @@ def _only_running() -> Path:
     return found[0]
 
 
-def _is_socket(path: Path) -> bool:
+async def _is_live(path: Path) -> bool:
+    """Whether somebody listens there: a killed node leaves its socket behind."""
     try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
+        with _short(path) as address:
+            async with asyncio.timeout(TIMEOUT_S):
+                _, writer = await asyncio.open_unix_connection(address)
+    except (OSError, TimeoutError):
         return False
+    writer.close()
+    return True
 
 
 @contextlib.contextmanager
@@ -204,6 +221,7 @@ def _show(status: dict[str, Any], console: Console) -> None:
         elif isinstance(value, list):
             value = ", ".join(map(str, value)) or "no"
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "pid":
-            value = f"{value:,.1f}" if isinstance(value, float) and name != "denoising_ce" else f"{value:,}"
+            digits = 4 if name == "denoising_ce" else 1
+            value = f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
         table.add_row(name.replace("_", " "), "-" if value is None else str(value))
     console.print(table, highlight=False, soft_wrap=True)

@@ -68,17 +68,17 @@ async def withdraw(work: Work) -> None:
 
 async def _record(work: Work, *, leaving: bool) -> PeerRecord:
     progress, trainer = work.trainer.progress, work.trainer
-    ce, paused = progress.denoising_ce, bool(work.pauses.reasons)
+    ce = progress.denoising_ce
     return PeerRecord(
         block=work.block,
         round=trainer.round,
         step=progress.step,
-        tokens_per_s=0.0 if paused else round(progress.tokens_per_s, 1),
+        tokens_per_s=work.tokens_per_s,
         denoising_ce=None if ce is None or not math.isfinite(ce) else round(ce, 4),
         anchor=trainer.anchor,
         addresses=(await work.session.swarm.addresses())[:MAX_ADDRESSES],
         version=program_version(),
         time=dht_time(),
-        resting=work.resting or paused,
+        resting=work.resting or bool(work.pauses.reasons),
         leaving=leaving,
     )

@@ -114,7 +114,7 @@ class Node:
                     log.info("paused: %s", ", ".join(work.pauses.reasons))
                     await work.save()
                 else:
-                    log.info("training goes on")
+                    log.info("no longer paused" if work.resting else "training goes on")
                 work.events.write("paused" if paused else "resumed", **work.status())
             work.pauses.changed.clear()
             if paused != work.pauses.awake.is_set():
@@ -123,13 +123,13 @@ class Node:
     async def _watch_memory(self, limit_mb: float) -> None:
         """Raises: HomeError when the process takes more than it may."""
         while True:
+            await asyncio.sleep(MEMORY_LOOK_S)
             used_mb, _ = await asyncio.to_thread(memory_mb)
             if used_mb > limit_mb:
                 raise HomeError(
                     f"this node takes {used_mb:,.0f} MB of memory, --max-memory is {limit_mb:,.0f}; "
-                    "its state is saved. Allow more, or choose a run with smaller blocks"
+                    "allow more, or choose a run with smaller blocks"
                 )
-            await asyncio.sleep(MEMORY_LOOK_S)
 
     async def _watch_blocks(self) -> None:
         """At each term look whether this node is the one that has to move (see rebalance.py)."""

@@ -59,6 +59,11 @@ class Work:
         """The block that this node holds."""
         return self.trainer.learner.index
 
+    @property
+    def tokens_per_s(self) -> float:
+        """How fast it trains now, smoothed; 0 while it is paused."""
+        return 0.0 if self.pauses.reasons else round(self.trainer.progress.tokens_per_s, 1)
+
     async def look(self) -> tuple[Holder, ...]:
         """Read the directory; the other holders of our block. Raises: NetworkError."""
         self.known = await self.session.directory.holders()
@@ -106,7 +111,7 @@ class Work:
             "anchor": self.trainer.anchor,
             "step": progress.step,
             "tokens": progress.tokens,
-            "tokens_per_s": round(progress.tokens_per_s, 1),
+            "tokens_per_s": self.tokens_per_s,
             "denoising_ce": progress.denoising_ce,
             "skipped_steps": progress.skipped,
             "paused": self.pauses.reasons,

@@ -120,6 +120,18 @@ def test_a_check_says_that_all_is_well_and_ends(
     assert out.splitlines()[-1] == "this node could train; leave out --check to begin"
 
 
+def test_without_initial_peers_those_of_last_time_are_waited_for(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str], tmp_path: Path
+) -> None:
+    """A node that nobody answers must not begin a swarm of its own."""
+    home = tmp_path / "remembers"
+    home.mkdir()
+    (home / "peers.txt").write_text(inputs["DEAD"] + "\n")
+    code, error, _ = refuse(capsys, fill(f"node --data TEXT --home {home} --join-timeout 1" + JOIN, inputs))
+    assert code == 1
+    assert f"{inputs['DEAD']}: connection refused" in error
+
+
 def checks_of(
     capsys: pytest.CaptureFixture[str], inputs: dict[str, str], line: str
 ) -> tuple[int, dict[str, list[tuple[str, str]]]]:

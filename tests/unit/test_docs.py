@@ -33,6 +33,7 @@ LIMITED_MODULES = [
     *(f"dht.{name}" for name in ("averager", "dial", "directory", "exchange", "gossip", "reduction")),
     *(f"dht.{name}" for name in ("rendezvous", "state", "streams", "swarm")),
     *(f"dht.{name}" for name in ("chunks", "circuit", "donor", "manifest", "relays", "suspicion")),
+    *(f"dht.{name}" for name in ("bandwidth", "contacts", "duplicates", "greeting", "meeting")),
 ]
 NOT_A_LIMIT = {"PROTOCOL_VERSION"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
