@@ -44,6 +44,8 @@ def elect_move(shares: Shares, term: int, *, balance: bool) -> tuple[str, int] |
     speeds = {block: _speed(holders) for block, holders in shares.items()}
     poor = min(sorted(speeds), key=lambda b: speeds[b])
     rich = max(sorted(givers), key=lambda b: speeds[b])
+    if any(share.tokens_per_s <= 0 for share in shares[poor]):  # has just come: nobody knows yet how fast
+        return None
     if speeds[rich] < MIN_RATIO * speeds[poor]:
         return None
     fit = [

@@ -150,3 +150,10 @@ def test_churn_is_survived_without_flapping(size: int, lifetime_s: float) -> Non
         swarm.watch(step_s)
     assert swarm.longest_gap <= TTL_S + 2 * DEADLINE_S
     assert sum(swarm.moves.values()) / swarm.node_hours <= 1.0
+
+
+def test_a_holder_whose_speed_nobody_knows_yet_makes_no_block_poor() -> None:
+    """It has just come; to judge its block by it would send somebody there for nothing."""
+    assert elect_move(shares([10, 10, 10], [0]), 0, balance=True) is None
+    assert elect_move(shares([10, 10, 10], [1]), 0, balance=True) is not None
+    assert elect_move(shares([10, 10, 10], [0], []), 0, balance=True) is not None
