@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
@@ -29,6 +30,19 @@ async def ask(p2p: P2P, request: p2pd_pb2.Request) -> tuple[asyncio.StreamReader
         OSError, asyncio.IncompleteReadError: the daemon is gone.
         P2PDaemonError: it says no, and why.
     """
+    _, reader, writer = await _ask(p2p, request)
+    return reader, writer
+
+
+async def own_addresses(p2p: P2P) -> list[str]:
+    """Where the daemon may be reached, with its peer id. Raises as `ask`."""
+    response, _, writer = await _ask(p2p, p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+    writer.close()
+    suffix = f"/p2p/{PeerID(response.identify.id).to_base58()}"
+    return [f"{Multiaddr(address)}{suffix}" for address in response.identify.addrs]
+
+
+async def _ask(p2p: P2P, request: Any) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await p2p._client.control.daemon_connector.open_connection()
     try:
         await write_pbmsg(writer, request)
@@ -38,7 +52,7 @@ async def ask(p2p: P2P, request: p2pd_pb2.Request) -> tuple[asyncio.StreamReader
     except BaseException:
         writer.transport.abort()
         raise
-    return reader, writer
+    return response, reader, writer
 
 
 async def dial(p2p: P2P, peer_id: str, addresses: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from blocktrain.dht.bandwidth import Traffic
 from blocktrain.dht.circuit import DialBack, Relay
 from blocktrain.dht.contacts import Contacts
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
-from blocktrain.dht.dial import dial, leads_to
+from blocktrain.dht.dial import dial, leads_to, own_addresses
 from blocktrain.dht.duplicates import refuse_answering_twin
 from blocktrain.dht.greeting import Answers, meet_first
 from blocktrain.dht.meeting import keep_meeting
@@ -97,7 +97,7 @@ class Swarm:
             NetworkError: the daemon does not answer.
         """
         try:
-            found = [str(a) for a in await self.p2p.get_visible_maddrs(latest=True)]
+            found = await own_addresses(self.p2p)
         except (OSError, asyncio.IncompleteReadError, P2PDaemonError) as error:
             raise NetworkError(f"the libp2p daemon does not tell our addresses: {error}") from None
         found += [f"{self.outside}/p2p/{self.peer_id}"] if self.outside else []

@@ -25,9 +25,11 @@ from blocktrain.protocol.messages import Join
 from blocktrain.protocol.records import PeerRecord
 from tests.swarm.members import Member, members, until
 from tests.swarm.test_collect import SPEC, session_of
-from tests.unit.trainers import make_trainer
+from tests.unit.trainers import STEPS, make_trainer, train
 
 pytestmark = pytest.mark.slow
+LONG_TTL_S = 300.0
+"""A record that is renewed within a test is so because of news, not because its time has come."""
 
 
 @contextlib.contextmanager
@@ -36,7 +38,8 @@ def node_of(member: Member, folder: Path, limits: Limits) -> Iterator[tuple[Node
     folder.mkdir()
     with contextlib.closing(TrainingThread()) as thread:
         trainer, events = make_trainer(folder, SPEC, 0, member.peer_id), io.StringIO()
-        work = Work(session_of(member), trainer, thread, folder / "kept", EventLog(events))
+        session = session_of(member, LONG_TTL_S)
+        work = Work(session, trainer, thread, folder / "kept", EventLog(events))
         yield Node(work, limits), events
 
 
@@ -114,6 +117,29 @@ async def test_what_was_learned_since_the_last_round_is_saved_when_a_pause_begin
             (event,) = written(events, "paused")
             assert (event["paused"], event["tokens_per_s"]) == ([ASKED], 0)
             assert event["step"] == work.trainer.progress.step
+            await record_of(node, me, lambda r: r.resting)
+
+
+async def test_a_round_that_is_due_waits_for_the_end_of_the_pause(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (me,) = await stack.enter_async_context(members(1, tmp_path, SPEC))
+        node, _ = stack.enter_context(node_of(me, tmp_path / "a", Limits(rounds=1)))
+        work, tried = node.work, asyncio.Event()
+        train(work.trainer, STEPS)
+
+        async def attempt() -> None:
+            tried.set()
+            work.trainer.round = 1
+
+        node._rounds._once = attempt  # type: ignore[method-assign]
+        work.pauses.begin(ASKED)
+        running_rounds = asyncio.create_task(node._rounds.run())
+        for _ in range(10):  # without a pause, the first of these is enough
+            await asyncio.sleep(0)
+        assert not tried.is_set()
+        work.pauses.end(ASKED)
+        await running_rounds
+        assert tried.is_set()
 
 
 async def test_a_node_that_has_finished_stays_so_through_a_pause(
