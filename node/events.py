@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -16,11 +18,11 @@ from blocktrain.protocol.errors import HomeError
 class EventLog:
     """Writes events to a stream, or nowhere."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | _Pipe | None) -> None:
         self._stream = stream
 
     def write(self, event: str, **fields: object) -> None:
-        """Write one event. A reader that went away doesn't stop the node."""
+        """Write one event. A reader that went away, or reads too slowly, doesn't stop the node."""
         if self._stream is None:
             return
         line = json.dumps({"event": event, "time": round(time.time(), 3), **fields})
@@ -31,9 +33,34 @@ class EventLog:
             self._stream = None
 
 
+class _Pipe:
+    """A pipe that is never waited for: while it is full, lines are lost, but none is cut."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        """Of a line that went only in part."""
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+            data = line.encode()
+            self._rest = data[os.write(self._descriptor, data) :]
+
+    def flush(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def open_events(target: str) -> Iterator[EventLog]:
     """The log for `--events`: nowhere, stdout (`-`), or the end of a file. Raises: HomeError."""
+    if target == "-" and (descriptor := _reopened_stdout()) is not None:
+        try:
+            yield EventLog(_Pipe(descriptor))
+        finally:
+            os.close(descriptor)
+        return
     if target in ("", "-"):
         yield EventLog(sys.stdout if target else None)
         return
@@ -43,3 +70,13 @@ def open_events(target: str) -> Iterator[EventLog]:
         raise HomeError(f"--events {target}: can't be written: {error.strerror}") from None
     with stream:
         yield EventLog(stream)
+
+
+def _reopened_stdout() -> int | None:
+    """Stdout, if it is a pipe, opened once more: not waiting must not be imposed on others that share it."""
+    try:
+        if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+            return os.open(f"/proc/self/fd/{sys.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,3 +63,41 @@ def test_a_file_that_was_closed_meanwhile_stops_nobody(tmp_path: Path) -> None:
 def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(HomeError, match=f"--events {tmp_path}: can't be written: Is a dir"):
         open_events(str(tmp_path)).__enter__()
+
+
+SLOW = """
+import sys
+from blocktrain.node.events import open_events
+with open_events("-") as events:
+    for number in range(3000):
+        events.write("steps", number=number, filling="x" * 500)
+    print("done", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    events.write("last")
+"""
+
+
+def test_a_reader_that_does_not_read_stops_nobody_and_finds_whole_lines() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        assert process.stderr.readline() == "done\n"
+        seen = [json.loads(process.stdout.readline()) for _ in range(5)]
+        os.set_blocking(process.stdout.fileno(), False)
+        rest = process.stdout.read()
+        os.set_blocking(process.stdout.fileno(), True)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        lines = [json.loads(line) for line in (rest + process.stdout.read()).splitlines()]
+    numbers = [event["number"] for event in seen + lines[:-1]]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) < 3000
+    assert lines[-1]["event"] == "last"
