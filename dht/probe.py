@@ -7,10 +7,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hivemind.p2p import P2P
-
 from blocktrain.dht.circuit import DialBack
 from blocktrain.dht.daemon import DaemonConfig, run_daemon
+from blocktrain.dht.dial import own_addresses
 from blocktrain.dht.greeting import greet_each
 from blocktrain.dht.relays import outside_address
 
@@ -43,14 +42,9 @@ async def probe(daemon: DaemonConfig, peers: Sequence[str], group: asyncio.TaskG
         resolved = dict(zip(peers, await asyncio.gather(*map(_resolve, peers)), strict=True))
         answers = await greet_each(p2p, peers)
         reached = [address for address, answer in answers.items() if isinstance(answer, float)]
-        listening = await _listening(p2p)
+        listening = tuple(sorted(a.partition("/p2p/")[0] for a in await own_addresses(p2p)))
         outside = await outside_address(p2p, reached) if reached else None
     return Probe(answers, {a: text for a, text in resolved.items() if text}, listening, outside)
-
-
-async def _listening(p2p: P2P) -> tuple[str, ...]:
-    found = [str(address).partition("/p2p/")[0] for address in await p2p.get_visible_maddrs(latest=True)]
-    return tuple(sorted(found))
 
 
 async def _resolve(address: str) -> str:

@@ -22,9 +22,8 @@ from blocktrain.dht.session import Session, open_session
 from blocktrain.dht.swarm import JoinConfig
 from blocktrain.model.text import Text, open_text, split
 from blocktrain.node.claim import look_for_block
-from blocktrain.node.life import kept_blocks
+from blocktrain.node.life import checkpoints_of, decided_block, kept_blocks
 from blocktrain.node.options import NodeOptions
-from blocktrain.node.placement import parse_block
 from blocktrain.node.preflight import (
     check_room,
     count_parameters,
@@ -261,8 +260,6 @@ async def _look_at_run(
 
 async def _look_at_block(session: Session, options: NodeOptions, home: Path, found: Findings) -> None:
     spec = session.spec
-    asked = parse_block(options.block, spec.model.blocks)
-    decided = None if asked is None else (asked, "asked for with --block")
-    kept = kept_blocks(home / f"{spec.name}-{spec.fingerprint[:12]}", spec)
-    block, reason = await look_for_block(session, decided, kept, random.Random())
+    kept = kept_blocks(checkpoints_of(home, spec), spec)
+    block, reason = await look_for_block(session, decided_block(options, spec), kept, random.Random())
     found.add("block", OK, f"{block}: {reason}")

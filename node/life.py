@@ -112,8 +112,7 @@ async def _work(setting: Setting, session: Session) -> None:
     await refuse_taken_identity(session.directory, session.swarm.place)
     noise_bands(spec.noise, spec.model.blocks)  # a specification that leaves no noise to train on ends here
     train, heldout = split(setting.text, spec.model.context)
-    asked = parse_block(options.block, spec.model.blocks)
-    decided = None if asked is None else (asked, "asked for with --block")
+    decided = decided_block(options, spec)
     log.info("run %s (fingerprint %s): %s", spec.name, spec.fingerprint, describe_model(spec.model))
     log.info("reachable at %s", " ".join(await session.swarm.addresses()))
     log.info("text %s: %s", setting.text.name, describe_text(train, heldout))
@@ -121,10 +120,10 @@ async def _work(setting: Setting, session: Session) -> None:
     room = check_room(estimate_needs(spec, parameters), setting.home, options.max_memory)
     device, threads = pick_device(options.device), torch.get_num_threads()
     log.info("device %s, %d thread(s), %s parameters; memory %s", device, threads, f"{parameters:,}", room)
-    checkpoints = setting.home / f"{spec.name}-{spec.fingerprint[:12]}"
+    checkpoints = checkpoints_of(setting.home, spec)
     limits = Limits(
         *(options.rounds, options.wait_for, options.max_memory),
-        may_move=asked is None and not options.rounds,
+        may_move=decided is None and not options.rounds,
     )
     with contextlib.closing(TrainingThread(options.nice)) as thread:
         while not stop.asked.is_set():
@@ -170,6 +169,17 @@ async def _take_block(
         origin=origin,
     )
     return Work(session, trainer, thread, folder, setting.events, setting.now.pauses)
+
+
+def decided_block(options: NodeOptions, spec: RunSpec) -> Choice | None:
+    """The block that `--block` asks for; None: choose one. Raises: UsageError."""
+    asked = parse_block(options.block, spec.model.blocks)
+    return None if asked is None else (asked, "asked for with --block")
+
+
+def checkpoints_of(home: Path, spec: RunSpec) -> Path:
+    """The folder in a node's home that belongs to a run."""
+    return home / f"{spec.name}-{spec.fingerprint[:12]}"
 
 
 def kept_blocks(checkpoints: Path, spec: RunSpec) -> list[int]:
