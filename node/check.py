@@ -12,6 +12,7 @@ from statistics import median_low
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from blocktrain.dht.contacts import FILE_NAME, Contacts
@@ -125,7 +126,7 @@ def show(found: Findings, console: Console) -> None:
     table.add_column("", no_wrap=True)
     table.add_column("what was found", overflow="fold")
     for check in found.checks:
-        table.add_row(check.name, f"[{_STYLES[check.status]}]{check.status}[/]", check.detail)
+        table.add_row(check.name, f"[{_STYLES[check.status]}]{check.status}[/]", escape(check.detail))
     console.print(table, highlight=False)
     console.print(found.verdict, style="red" if found.failed else "green", highlight=False, soft_wrap=True)
 

@@ -191,3 +191,13 @@ def test_a_check_fails_for_one_reason(
     failed = {which: rows for which, rows in found.items() if any(status == "failed" for status, _ in rows)}
     assert list(failed) == [name]
     assert fill(words, inputs) in failed[name][0][1]
+
+
+def test_what_a_user_typed_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str], inputs: dict[str, str]
+) -> None:
+    """Square brackets are markup to the library that draws the table, and an end without a begin an error."""
+    line = "node --data [/x] --home HOME --initial-peers DEAD --check" + JOIN
+    code, out, _ = run_line(capsys, fill(line, inputs))
+    assert code == 1
+    assert "[/x]: the pattern matches no files" in " ".join(out.split())
