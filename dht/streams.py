@@ -27,7 +27,7 @@ from blocktrain.protocol.messages import PREFIX, Abort, Refused
 log = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
 IDLE_S = 20.0
-"""A peer that does not finish sending or taking a frame within this time is given up."""
+"""A peer that does not send or take a frame's header, or a piece of it, within this time is given up."""
 PART_S = 2.0
 """Leaving must not take long, whatever the daemon does."""
 MAX_INCOMING = 256
